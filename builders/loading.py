@@ -1,0 +1,51 @@
+"""`eagle3_kimi.load_dataset`: our builders through the public builder API of `datasets`."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from eagle3_kimi.builders.registry import builder_names
+
+from eagle3_kimi.errors import UsageError
+
+if TYPE_CHECKING:
+    from datasets import Dataset, DatasetBuilder, DatasetDict
+
+
+def load(
+    path: str,
+    name: str | None = None,
+    *,
+    split: str | None = None,
+    num_proc: int | None = None,
+    cache_dir: str | None = None,
+    download_mode: str | None = None,
+    **options: Any,
+) -> DatasetDict | Dataset:
+    """Instantiates the builder, prepares the data set once, and opens it.
+
+    Raises:
+        UsageError: `path` names no builder of this package, or `data_files` is missing.
+    """
+    known = builder_names()
+    module = known.get(path) or known.get(str(Path(path).resolve()))
+    if module is None:
+        raise UsageError(f"no builder {path!r}; known: {', '.join(sorted(known))}")
+    if not options.get("data_files"):
+        raise UsageError(f"load_dataset({path!r}) needs data_files: the JSONL files of prompts to generate from")
+    builder = _builder_class(module)(cache_dir=cache_dir, config_name=name, **options)
+    builder.download_and_prepare(num_proc=num_proc, download_mode=download_mode)
+    return builder.as_dataset(split=split)
+
+
+def _builder_class(module: str) -> type[DatasetBuilder]:
+    from datasets import DatasetBuilder
+
+    found = [
+        item
+        for item in vars(importlib.import_module(module)).values()
+        if isinstance(item, type) and issubclass(item, DatasetBuilder) and item.__module__ == module
+    ]
+    return found[0]

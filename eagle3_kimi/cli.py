@@ -1,0 +1,111 @@
+"""The command line: `eagle3-kimi COMMAND`. Parses, calls one function, prints; heavy imports stay inside commands."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from eagle3_kimi.errors import Eagle3KimiError
+
+app = typer.Typer(
+    name="eagle3-kimi",
+    help="EAGLE-3 draft models for Kimi-K2.5, trained on reasoning-complete samples.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+
+
+def main() -> None:
+    """Runs a command. Exit codes: 0 done, 1 the data or the run is not good enough, 2 wrong usage."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S", stream=sys.stderr)
+    for name in ("httpx", "filelock", "datasets"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    try:
+        app()
+    except Eagle3KimiError as error:
+        typer.echo(f"eagle3-kimi: {error}", err=True)
+        raise SystemExit(error.exit_code) from error
+
+
+@app.command(epilog="Example: eagle3-kimi demo --workdir runs/demo --engine vllm")
+def demo(
+    workdir: Annotated[Path, typer.Option(help="Where the run is kept; run again, finished stages are reused.")] = Path(
+        "runs/demo"
+    ),
+    engine: Annotated[str, typer.Option(help="vllm, or transformers where vLLM cannot be installed.")] = "vllm",
+    seed: Annotated[int, typer.Option(help="Seed of prompts, sampling and training.")] = 0,
+) -> None:
+    """The whole pipeline on the tiny Kimi target: samples, hidden states, drafter, acceptance, a report."""
+    from eagle3_kimi.demo import render_table, run_demo
+
+    summary = run_demo(workdir, engine=engine, seed=seed)
+    from rich.console import Console
+
+    Console().print(render_table(summary))
+
+
+@app.command(epilog="Example: eagle3-kimi generate prompts.jsonl --target tiny --temperature 0 -o samples")
+def generate(
+    prompts: Annotated[list[Path], typer.Argument(help="JSONL files of prompts or conversations.")],
+    output: Annotated[Path, typer.Option("-o", "--output", help="Folder for the data set (save_to_disk).")],
+    target: Annotated[
+        str, typer.Option(help="Folder, Hub name in the local cache, or `tiny`.")
+    ] = "moonshotai/Kimi-K2.5",
+    target_revision: Annotated[str | None, typer.Option(help="Hub commit, branch or tag.")] = None,
+    trust_remote_code: Annotated[bool, typer.Option(help="Run the target's own tokenizer code.")] = False,
+    engine: Annotated[str, typer.Option(help="vllm, transformers or server.")] = "vllm",
+    server_url: Annotated[str, typer.Option(help="Address of a running server, for --engine server.")] = "",
+    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 1.0,
+    top_p: Annotated[float, typer.Option(help="Nucleus mass.")] = 0.95,
+    max_tokens: Annotated[int, typer.Option(help="Most tokens of one answer, reasoning included.")] = 32768,
+    seed: Annotated[int, typer.Option(help="Seed of the run.")] = 0,
+    samples_per_prompt: Annotated[int, typer.Option(help="Independent generations of each conversation.")] = 1,
+    min_reasoning_tokens: Annotated[int, typer.Option(help="A shorter reasoning is refused.")] = 1,
+    validation_fraction: Annotated[float, typer.Option(help="Share of conversations in `validation`.")] = 0.05,
+    retry_rejected: Annotated[bool, typer.Option(help="Generate again what the journal holds as refused.")] = False,
+    max_truncated: Annotated[float, typer.Option(help="Stop above this share of truncated samples.")] = 0.5,
+    max_incomplete: Annotated[float, typer.Option(help="Stop above this share of otherwise incomplete ones.")] = 0.2,
+    breaker_window: Annotated[int, typer.Option(help="Samples the circuit breaker looks back on.")] = 200,
+    tensor_parallel_size: Annotated[int, typer.Option(help="GPUs per copy of the target.")] = 1,
+    dtype: Annotated[str, typer.Option(help="auto, bfloat16 or float32.")] = "auto",
+    max_model_len: Annotated[int | None, typer.Option(help="Longest prompt plus answer.")] = None,
+    max_num_seqs: Annotated[int, typer.Option(help="Most sequences in one engine step.")] = 256,
+    journal_dir: Annotated[Path | None, typer.Option(help="Where journals live; default: the cache folder.")] = None,
+) -> None:
+    """Generates reasoning-complete samples: the same journal and data set as `load_dataset("kimi_reasoning", ...)`."""
+    import datasets
+
+    import eagle3_kimi
+
+    options = dict(locals())
+    for name in ("prompts", "output", "datasets", "eagle3_kimi"):
+        options.pop(name)
+    options["journal_dir"] = str(journal_dir) if journal_dir else None
+    files = [str(path) for path in prompts]
+    samples = eagle3_kimi.load_dataset("kimi_reasoning", data_files=files, **options)
+    refused = eagle3_kimi.load_dataset("kimi_reasoning", "quarantine", data_files=files, **options)
+    eagle3_kimi.validate(samples)
+    datasets.DatasetDict(samples).save_to_disk(str(output))
+    datasets.DatasetDict(refused).save_to_disk(str(output / "quarantine"))
+    complete, rejected = sum(map(len, samples.values())), sum(map(len, refused.values()))
+    typer.echo(f"{complete + rejected} turns = {complete} complete + {rejected} quarantined; data set in {output}")
+
+
+@app.command(epilog="Example: eagle3-kimi audit captured/*.jsonl.gz --out repaired.jsonl --quarantine refused.jsonl")
+def audit(
+    paths: Annotated[list[str], typer.Argument(help="Files or globs of captured responses.")],
+    out: Annotated[Path | None, typer.Option(help="Where to write accepted and repaired rows.")] = None,
+    quarantine: Annotated[Path | None, typer.Option(help="Where to write refused rows.")] = None,
+    min_complete: Annotated[float, typer.Option(help="Exit 1 below this share of complete rows.")] = 1.0,
+) -> None:
+    """Says which responses captured elsewhere are reasoning-complete, what is wrong, and what can be saved."""
+    from eagle3_kimi.captures import render, run_audit
+
+    report = run_audit(paths, out, quarantine, min_complete)
+    typer.echo(render(report))
+    raise SystemExit(0 if report.passed else 1)

@@ -1,0 +1,161 @@
+"""Append-only record of finished samples: what is written is never generated again.
+
+One line a sample, `CRC32 JSON`, flushed to the kernel as it finishes, so kill -9 loses at most the line
+being written. A torn last line is cut off when the journal is opened; a damaged line elsewhere stops
+the run, since something else than a crash wrote it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from filelock import FileLock, Timeout
+
+from eagle3_kimi.errors import DataError, RunStopped
+
+Record = dict[str, Any]
+"""`id`, `reason` ("ok" or why refused), and `row`: the columns of its table."""
+
+
+@dataclass(frozen=True, slots=True)
+class JournalEntry:
+    """Where a record stands, in bytes from the start, and its reason."""
+
+    offset: int
+    reason: str
+
+
+def default_journal_dir() -> Path:
+    """`$EAGLE3_KIMI_CACHE` or the user's cache folder."""
+    from eagle3_kimi.tiny import cache_dir
+
+    return cache_dir() / "journals"
+
+
+class Journal:
+    """The journal of one generation fingerprint.
+
+    Use as a context manager to append; reading needs no lock.
+
+    Args:
+        directory: where journals live.
+        key: `config.journal_key`; its fingerprint names the file, and the key is written beside it.
+    """
+
+    def __init__(self, directory: Path, key: dict[str, Any]) -> None:
+        from eagle3_kimi.generation.config import fingerprint
+
+        self.path = directory / f"{fingerprint(key)}.jsonl"
+        self._key = key
+        self._lock = FileLock(str(self.path) + ".lock")
+        self._file: IO[bytes] | None = None
+        self._reader: IO[bytes] | None = None
+
+    def __enter__(self) -> Journal:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            self._lock.acquire(timeout=0)
+        except Timeout:
+            raise RunStopped(
+                f"another run is writing the journal {self.path}; wait for it to end, or give --journal-dir"
+            ) from None
+        self.path.with_suffix(".key.json").write_text(json.dumps(self._key, indent=1, sort_keys=True) + "\n")
+        self._cut_torn_tail()
+        self._file = self.path.open("ab")
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Journal, (self.path.parent, self._key)
+
+    def __exit__(self, *_: object) -> None:
+        if self._file is not None:
+            self._file.flush()
+            os.fsync(self._file.fileno())
+            self._file.close()
+            self._file = None
+        self._lock.release()
+
+    def append(self, record: Record) -> None:
+        """Writes one finished sample and hands it to the kernel.
+
+        Raises:
+            RunStopped: the disk is full; the journal is cut back to its last whole record.
+        """
+        assert self._file is not None, "append needs the journal opened with `with`"
+        line = encode_record(record)
+        end = self._file.tell()
+        try:
+            self._file.write(line)
+            self._file.flush()
+        except OSError as error:
+            os.truncate(self.path, end)
+            raise RunStopped(
+                f"cannot write the journal {self.path}: {error.strerror}. What it holds is kept."
+            ) from error
+
+    def index(self) -> dict[str, JournalEntry]:
+        """Sample id -> where its record stands and its reason; the last record of an id counts.
+
+        Every checksum is verified; records themselves are not kept (flat memory).
+        """
+        entries: dict[str, JournalEntry] = {}
+        if not self.path.exists():
+            return entries
+        offset = 0
+        with self.path.open("rb") as file:
+            for number, line in enumerate(file, 1):
+                head = _HEAD.match(line) if _is_whole(line) else None
+                if head is None:
+                    if not line.endswith(b"\n"):
+                        break  # a torn tail: that sample was never finished
+                    raise DataError(
+                        f"{self.path}, line {number}: the checksum does not fit; the file was damaged or edited. "
+                        "Restore it, or delete that line to generate the sample again."
+                    )
+                entries[head["id"].decode()] = JournalEntry(offset, head["reason"].decode())
+                offset += len(line)
+        return entries
+
+    def read_at(self, offset: int) -> Record:
+        """The record at `offset` of the index."""
+        if self._reader is None:
+            self._reader = self.path.open("rb")
+        self._reader.seek(offset)
+        record: Record = json.loads(self._reader.readline()[9:])
+        return record
+
+    def _cut_torn_tail(self) -> None:
+        if not self.path.exists():
+            return
+        with self.path.open("rb+") as file:
+            end = file.seek(0, os.SEEK_END)
+            while end > 0:  # walk back to the last line break
+                start = max(0, end - (1 << 16))
+                file.seek(start)
+                block = file.read(end - start)
+                cut = block.rfind(b"\n")
+                if cut >= 0:
+                    file.truncate(start + cut + 1)
+                    return
+                end = start
+            file.truncate(0)
+
+
+def encode_record(record: Record) -> bytes:
+    """One line of the journal; `id` and `reason` come first, so that an index needs no JSON parser."""
+    assert list(record)[:2] == ["id", "reason"]
+    body = json.dumps(record, separators=(",", ":")).encode("ascii")  # escapes keep any lone surrogate
+    return b"%08x %s\n" % (zlib.crc32(body), body)
+
+
+_HEAD = re.compile(rb'[0-9a-f]{8} \{"id":"(?P<id>[^"\\]+)","reason":"(?P<reason>[a-z_]+)",')
+
+
+def _is_whole(line: bytes) -> bool:
+    return line.endswith(b"\n") and line[8:9] == b" " and line[:8] == b"%08x" % zlib.crc32(memoryview(line)[9:-1])

@@ -1,0 +1,194 @@
+"""The run loop: conversations -> generations -> journal. Replay first, generate what is missing."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from eagle3_kimi.chat import render_prompt
+from eagle3_kimi.engines import EngineInfo, Generation, GenerationRequest, TargetEngine, open_engine
+from eagle3_kimi.errors import DataError
+from eagle3_kimi.generation.breaker import CircuitBreaker
+from eagle3_kimi.generation.chains import Chain, PlannedTurn
+from eagle3_kimi.generation.config import GenerationConfig, journal_key, request_seed
+from eagle3_kimi.generation.journal import Journal, JournalEntry, default_journal_dir
+from eagle3_kimi.generation.preflight import check_canaries, check_prompt_rendering
+from eagle3_kimi.generation.progress import Progress
+from eagle3_kimi.generation.rows import build_provenance, build_quarantine_row, build_row
+from eagle3_kimi.prompts import Conversation
+from eagle3_kimi.protocol import Reason, ToolCall, TurnReading
+from eagle3_kimi.target import resolve_target
+
+_CHAINS_AHEAD = 2048
+"""Conversations opened ahead of the engine: enough to keep it full, few enough for flat memory."""
+
+
+@dataclass
+class RunReport:
+    """Rows in = complete + quarantined + not run."""
+
+    planned: int = 0
+    complete: int = 0
+    generated: int = 0
+    """Turns generated now; the others came from the journal."""
+    not_run: int = 0
+    by_reason: Counter[str] = field(default_factory=Counter)
+    ended_conversations: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def quarantined(self) -> int:
+        return sum(self.by_reason.values())
+
+
+class GenerationRun:
+    """One run over conversations.
+
+    `run()` generates what the journal lacks; `records()` then gives every record, in prompt order.
+    Between the two, nothing but the journal's file is shared, so other processes may replay it.
+    """
+
+    def __init__(self, config: GenerationConfig) -> None:
+        self.config = config
+        self.target = resolve_target(
+            config.target, revision=config.revision, trust_remote_code=config.trust_remote_code
+        )
+        self.tokenizer = self.target.load_tokenizer()
+        self.protocol = self.target.load_protocol(self.tokenizer, min_reasoning_tokens=config.min_reasoning_tokens)
+        self.key = journal_key(config, self.target, self.tokenizer)
+        self.journal = Journal(config.journal_dir or default_journal_dir(), self.key)
+        check_prompt_rendering(self.tokenizer, self.protocol)
+
+    def render(self, messages: list[dict[str, Any]], tools: Any) -> list[int]:
+        """Prompt ids of the next turn."""
+        return render_prompt(self.tokenizer, messages, tools=tools, preset=self.protocol.preset)
+
+    def chains(self, conversations: Iterable[Conversation]) -> Iterator[Chain]:
+        """Every chain of the run, in prompt order."""
+        for conversation in conversations:
+            for index in range(self.config.samples_per_prompt):
+                yield Chain(conversation, index, self.render)
+
+    def run(self, conversations: Iterable[Conversation]) -> RunReport:
+        """Generates every turn that the journal lacks.
+
+        Raises:
+            RunStopped: the circuit breaker tripped, the disk is full, or another run writes this journal.
+            TargetError: the preflight failed.
+        """
+        with self.journal as journal:
+            return _Loop(self, journal).run(self.chains(conversations))
+
+    def finished_turns(self, conversations: Iterable[Conversation]) -> Iterator[tuple[PlannedTurn, JournalEntry]]:
+        """Every turn of `conversations` that the journal holds, in prompt order; nothing is generated."""
+        index = self.journal.index()
+        for chain in self.chains(conversations):
+            while (turn := chain.next_turn()) is not None and turn.id in index:
+                yield turn, index[turn.id]
+                chain.accept(_replay(self.journal, index[turn.id], chain))
+
+
+class _Loop:
+    """The state of one run: which chain waits for which request."""
+
+    def __init__(self, run: GenerationRun, journal: Journal) -> None:
+        self._config, self._protocol, self._journal = run.config, run.protocol, journal
+        self._run = run
+        self._index = journal.index()
+        self._queue: deque[GenerationRequest] = deque()
+        self._waiting: dict[str, tuple[Chain, PlannedTurn]] = {}
+        self._report = RunReport()
+        self._breaker = CircuitBreaker(
+            window=run.config.breaker_window,
+            max_truncated=run.config.max_truncated,
+            max_incomplete=run.config.max_incomplete,
+        )
+
+    def run(self, chains: Iterator[Chain]) -> RunReport:
+        self._refill(chains)
+        if self._queue:
+            engine = open_engine(self._config.engine, self._run.target, self._config.options)
+            try:
+                self._generate(engine, chains)
+            finally:
+                engine.close()
+        return self._report
+
+    def _generate(self, engine: TargetEngine, chains: Iterator[Chain]) -> None:
+        config, stop = self._config, self._protocol.markers.stop_token_ids
+        check_canaries(engine, self._run.tokenizer, self._protocol, config.sampling)
+        with Progress("samples", unit="samples") as progress:
+            for generation in engine.generate(self._queue, config.sampling, stop):
+                chain, turn = self._waiting.pop(generation.request_id)
+                reading = self._finish(chain, turn, generation, engine.info)
+                tokens = len(generation.output_token_ids)
+                progress.advance(complete=reading.complete, tokens=tokens, left=len(self._waiting))
+                self._advance(chain)
+                self._refill(chains)
+
+    def _refill(self, chains: Iterator[Chain]) -> None:
+        while len(self._waiting) < _CHAINS_AHEAD and (chain := next(chains, None)) is not None:
+            self._report.planned += chain.num_planned
+            self._advance(chain)
+
+    def _advance(self, chain: Chain) -> None:
+        """Plays journaled turns; asks for the first that is missing; counts what will not be run."""
+        while (turn := chain.next_turn()) is not None:
+            entry = self._index.get(turn.id)
+            if entry is None or (self._config.retry_rejected and entry.reason != Reason.OK):
+                self._waiting[turn.id] = (chain, turn)
+                seed = request_seed(self._config.seed, turn.id)
+                request = GenerationRequest(id=turn.id, prompt_token_ids=turn.prompt_token_ids, seed=seed)
+                self._queue.append(request)
+                return
+            reading = _replay(self._journal, entry, chain)
+            self._count(reading)
+            chain.accept(reading)
+        if chain.num_not_run:
+            self._report.not_run += chain.num_not_run
+            self._report.ended_conversations[chain.end_reason] += 1
+
+    def _finish(self, chain: Chain, turn: PlannedTurn, generation: Generation, info: EngineInfo) -> TurnReading:
+        reading = self._protocol.read(
+            generation.prompt_token_ids, generation.output_token_ids, generation.finish_reason
+        )
+        if generation.prompt_token_ids != turn.prompt_token_ids:
+            raise DataError(f"the engine answered another prompt than sample {turn.id} asked: {info}")
+        source = chain.conversation.source
+        if reading.complete:
+            provenance = build_provenance(
+                self._run.key, self._run.target.name, info, self._protocol.preset.name,
+                request_seed(self._config.seed, turn.id),
+            )  # fmt: skip
+            row = build_row(turn, source, generation, reading, provenance)
+        else:
+            row = build_quarantine_row(turn, source, generation, reading, self._protocol)
+        self._journal.append({"id": turn.id, "reason": str(reading.reason), "row": row})
+        self._report.generated += 1
+        self._count(reading)
+        chain.accept(reading)
+        self._breaker.record(reading.reason, self._protocol.decode(generation.output_token_ids)[-200:])
+        return reading
+
+    def _count(self, reading: TurnReading) -> None:
+        if reading.complete:
+            self._report.complete += 1
+        else:
+            self._report.by_reason[str(reading.reason)] += 1
+
+
+def _replay(journal: Journal, entry: JournalEntry, chain: Chain) -> TurnReading:
+    """What a chain needs to go on after a journaled turn; the record is read only if turns follow."""
+    reason = Reason(entry.reason)
+    if reason is not Reason.OK or chain.turn + 1 >= chain.num_planned:
+        return TurnReading(reason=reason)
+    row = journal.read_at(entry.offset)["row"]
+    calls = json.loads(row["tool_calls"])
+    return TurnReading(
+        reason=reason,
+        reasoning=row["reasoning"],
+        content=row["content"],
+        tool_calls=tuple(ToolCall(c["id"], c["function"]["name"], c["function"]["arguments"]) for c in calls),
+    )

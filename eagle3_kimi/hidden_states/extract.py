@@ -1,0 +1,115 @@
+"""Runs the target over a data set and fills a feature store; one call a launched process.
+
+    data set ──► shares ──► source (vLLM | transformers) ──► contract check ──► shards
+                 by group   boundary 1, aux ids, n           first samples      one writer a group
+
+Prefill only, token-exact: prompt ids + output ids, without the last one, which is never an input.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+
+from eagle3_kimi.drafter.config import check_aux_layer_ids, default_aux_layer_ids
+from eagle3_kimi.errors import DataError, UsageError
+from eagle3_kimi.hidden_states.config import ExtractConfig
+from eagle3_kimi.hidden_states.manifest import StoreManifest, update_manifest
+from eagle3_kimi.hidden_states.ranks import Ranks
+from eagle3_kimi.hidden_states.samples import SampleReader, SampleRef, plan_shares
+from eagle3_kimi.hidden_states.shards import read_token_digests
+from eagle3_kimi.hidden_states.share import ShareRun
+from eagle3_kimi.target import Target, detect_preset, resolve_target
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExtractSummary:
+    """What one run did, over all its processes."""
+
+    samples: int
+    """Samples written by this run."""
+    tokens: int
+    skipped: int
+    """Samples that were in the store already."""
+    refused: int
+    """Samples whose states were bad."""
+
+
+def extract_hidden_states(config: ExtractConfig) -> ExtractSummary:
+    """Extracts what the store does not hold yet. Called by every launched process.
+
+    Raises:
+        UsageError: a wrong option, or a number of processes that does not fit.
+        DataError: a store of another target, or states that fail the contract.
+        RunStopped: too many bad samples, or the disk is full; what is indexed stays.
+    """
+    ranks = Ranks.join(config.tensor_parallel_size)
+    target = resolve_target(config.target, revision=config.revision, trust_remote_code=config.trust_remote_code)
+    reader = SampleReader(config.dataset)
+    manifest = build_manifest(config, target, reader)
+    remaining = find_remaining(config.output, manifest, reader.refs)
+    ranks.gather(None)  # everyone has looked before anyone writes
+    skipped = len(reader.refs) - len(remaining)
+    if skipped and ranks.rank == 0:
+        logger.info("%d of %d samples are in %s already", skipped, len(reader.refs), config.output)
+    written = tokens = refused = 0
+    if remaining:
+        share = plan_shares(remaining, ranks.num_groups, window=config.window)[ranks.group]
+        run = ShareRun(config, target, reader, manifest, ranks, max(ref.num_tokens for ref in remaining))
+        run.extract(share)
+        totals = [counts for counts in ranks.gather(run.counts if ranks.is_leader else None) if counts is not None]
+        written, tokens, refused = (sum(column) for column in zip(*totals, strict=True))
+    if ranks.rank == 0:
+        update_manifest(config.output, dataset_fingerprint=manifest.dataset_fingerprint)
+        logger.info("%s: %d samples (%d tokens) written, %d refused", config.output, written, tokens, refused)
+    ranks.gather(None)
+    return ExtractSummary(samples=written, tokens=tokens, skipped=skipped, refused=refused)
+
+
+def build_manifest(config: ExtractConfig, target: Target, reader: SampleReader) -> StoreManifest:
+    """The manifest of the store that this run makes or continues."""
+    dtype = config.dtype
+    if dtype == "auto":
+        dtype = str(target.config.get("dtype") or target.config.get("torch_dtype") or "bfloat16")
+    if dtype not in ("float32", "bfloat16"):
+        raise UsageError(f"dtype must be float32 or bfloat16, not {dtype} (float16 overflows on large activations)")
+    aux_layer_ids = tuple(config.aux_layer_ids or default_aux_layer_ids(target.num_layers))
+    check_aux_layer_ids(aux_layer_ids, target.num_layers)
+    if aux_layer_ids[0] == 0:
+        raise UsageError("aux layer id 0 is the embedding, which engines cannot capture; the lowest id is 1")
+    protocol = config.protocol or reader.provenance("protocol")
+    if protocol is None:
+        protocol = detect_preset(target.load_tokenizer(), target.config)
+    return StoreManifest(
+        target=target.name,
+        target_revision=target.revision,
+        hidden_size=target.hidden_size,
+        num_layers=target.num_layers,
+        vocab_size=target.vocab_size,
+        aux_layer_ids=aux_layer_ids,
+        dtype=dtype,
+        dataset_fingerprint=reader.fingerprint,
+        protocol=protocol,
+    )
+
+
+def find_remaining(path: Path, manifest: StoreManifest, refs: list[SampleRef]) -> list[SampleRef]:
+    """Samples that the store at `path` does not hold.
+
+    Raises:
+        DataError: the store belongs to another target, or holds a sample of the data set with other tokens.
+    """
+    digests = read_token_digests(path)
+    if digests:
+        StoreManifest.load(path).check_same_store(manifest, path)
+    known = {ref.id: ref.digest for ref in refs}
+    foreign = [sample for sample, digest in digests.items() if known.get(sample) != digest]
+    if foreign:
+        raise DataError(
+            f"the store {path} holds {len(foreign)} samples that the data set does not hold with these tokens, e.g. "
+            f"{foreign[0]}; it was made from another data set: choose another output folder"
+        )
+    return [ref for ref in refs if ref.id not in digests]

@@ -1,0 +1,64 @@
+"""The launched processes as a grid: tensor-parallel groups that share the data.
+
+    world size 4, tensor-parallel size 2:   group 0 = ranks 0, 1    group 1 = ranks 2, 3
+
+The first rank of a group is its leader: the only one that gets states, and the one that writes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from eagle3_kimi.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """This process's place in the grid."""
+
+    rank: int
+    world_size: int
+    tensor_parallel_size: int
+    device: torch.device
+
+    @classmethod
+    def join(cls, tensor_parallel_size: int) -> Ranks:
+        """Joins the group `accelerate launch` started; alone without a launcher.
+
+        Raises:
+            UsageError: the processes do not divide into groups of `tensor_parallel_size`.
+        """
+        from accelerate import PartialState
+
+        state = PartialState(cpu=not torch.cuda.is_available())
+        if state.num_processes % tensor_parallel_size:
+            raise UsageError(
+                f"--tensor_parallel_size {tensor_parallel_size} wants a multiple of {tensor_parallel_size} processes, "
+                f"{state.num_processes} are running. Start them with accelerate launch and a file of "
+                "accelerate_configs/ (on a CPU, Accelerate starts one process unless the file says distributed_type "
+                "MULTI_GPU with use_cpu)"
+            )
+        return cls(state.process_index, state.num_processes, tensor_parallel_size, state.device)
+
+    @property
+    def group(self) -> int:
+        return self.rank // self.tensor_parallel_size
+
+    @property
+    def num_groups(self) -> int:
+        return self.world_size // self.tensor_parallel_size
+
+    @property
+    def is_leader(self) -> bool:
+        return self.rank % self.tensor_parallel_size == 0
+
+    def gather(self, value: Any) -> list[Any]:
+        """Everyone's value, by rank; also a barrier."""
+        if self.world_size == 1:
+            return [value]
+        values: list[Any] = [None] * self.world_size
+        torch.distributed.all_gather_object(values, value)
+        return values

@@ -1,0 +1,119 @@
+"""The data set as extraction sees it: token ids, spans and lengths, read lazily."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from eagle3_kimi.errors import DataError, UsageError
+from eagle3_kimi.hidden_states.shards import token_digest
+from eagle3_kimi.protocol import Span, SpanKind
+
+_SPLITS = ("train", "validation")
+_COLUMNS = ("id", "prompt_token_ids", "output_token_ids", "spans")
+
+
+@dataclass(frozen=True, slots=True)
+class SampleRef:
+    """Where a sample is, and how long; small enough to keep one for every sample."""
+
+    id: str
+    split: str
+    row: int
+    num_tokens: int
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One sample's ids. S tokens, P of them prompt."""
+
+    id: str
+    split: str
+    token_ids: Tensor
+    """int64 [S]."""
+    num_prompt_tokens: int
+    spans: tuple[Span, ...]
+
+
+class SampleReader:
+    """Random access to the samples of a `DatasetDict` folder with splits `train` and `validation`.
+
+    Raises:
+        UsageError: there is no data set at `path`.
+        DataError: a column is missing, or an id occurs twice.
+    """
+
+    def __init__(self, path: Path) -> None:
+        from datasets import DatasetDict, load_from_disk
+
+        if not (path / "dataset_dict.json").is_file():
+            raise UsageError(f"{path} is not a data set saved with save_to_disk (it has no dataset_dict.json)")
+        dataset = load_from_disk(str(path))
+        assert isinstance(dataset, DatasetDict)  # what dataset_dict.json means
+        self._splits = {name: dataset[name] for name in _SPLITS if name in dataset}
+        for name, split in self._splits.items():
+            missing = [column for column in _COLUMNS if column not in split.column_names]
+            if missing:
+                raise DataError(f"{path}, split {name}: columns {missing} are missing; found {split.column_names}")
+        if not any(len(split) for split in self._splits.values()):
+            raise DataError(f"{path} holds no samples in the splits {', '.join(_SPLITS)}; found {list(dataset)}")
+        self.refs = [ref for name in self._splits for ref in self._read_refs(name)]
+        seen: set[str] = set()
+        for ref in self.refs:
+            if ref.id in seen:
+                raise DataError(f"{path}: the id {ref.id} occurs twice")
+            seen.add(ref.id)
+
+    @property
+    def fingerprint(self) -> str:
+        """Digest of ids, splits and token ids, whatever their order."""
+        lines = sorted((ref.id, ref.split, ref.digest) for ref in self.refs)
+        return hashlib.sha256(json.dumps(lines).encode()).hexdigest()
+
+    def read(self, ref: SampleRef) -> Sample:
+        """The sample's ids and spans."""
+        row = self._splits[ref.split][ref.row]
+        prompt, output = row["prompt_token_ids"], row["output_token_ids"]
+        return Sample(
+            id=ref.id,
+            split=ref.split,
+            token_ids=torch.tensor([*prompt, *output], dtype=torch.int64),
+            num_prompt_tokens=len(prompt),
+            spans=tuple(Span(SpanKind(s["kind"]), s["start"], s["end"]) for s in row["spans"]),
+        )
+
+    def provenance(self, key: str) -> Any:
+        """A value all samples share, e.g. `temperature`; None where the data set does not say or they differ."""
+        values = set()
+        for split in self._splits.values():
+            if "provenance" not in split.column_names:
+                return None
+            values.update(row.get(key) for row in split["provenance"])
+        return values.pop() if len(values) == 1 else None
+
+    def _read_refs(self, name: str) -> Iterator[SampleRef]:
+        split = self._splits[name].select_columns(list(_COLUMNS[:3])).with_format("numpy")
+        for row, values in enumerate(split):
+            ids = torch.cat([torch.as_tensor(values[column]).to(torch.int64) for column in _COLUMNS[1:3]])
+            yield SampleRef(str(values["id"]), name, row, len(ids), token_digest(ids))
+
+
+def plan_shares(refs: Sequence[SampleRef], num_groups: int, *, window: int) -> list[list[SampleRef]]:
+    """Deals samples out to data-parallel groups; the same on every rank.
+
+    Inside each window samples go from long to short, in turn to each group: shares are even in
+    tokens, neighbours are of like length, and progress through the data set stays in order.
+    """
+    shares: list[list[SampleRef]] = [[] for _ in range(num_groups)]
+    for start in range(0, len(refs), window):
+        for position, ref in enumerate(sorted(refs[start : start + window], key=lambda ref: (-ref.num_tokens, ref.id))):
+            shares[position % num_groups].append(ref)
+    return shares

@@ -1,0 +1,74 @@
+"""The target's own final norm and head, read from its checkpoint: from final states to choices."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from eagle3_kimi.target import Target
+
+_ROWS_AT_ONCE = 512
+
+
+@dataclass(frozen=True)
+class TokenScores:
+    """What the target thinks of given next tokens; one entry a row, on the CPU."""
+
+    argmax: Tensor
+    """int64 [N]: the target's own choice."""
+    log_prob: Tensor
+    """float32 [N]: of the given token."""
+    entropy: Tensor
+    """float32 [N]: of the whole distribution, in nats."""
+
+
+class TargetHead:
+    """`lm_head(norm(h))`, in the target's dtype as the engines compute it, a few hundred rows at a time.
+
+    Args:
+        target: the target model; only its norm and head are read.
+        dtype: of the weights and the product; logits are then float32.
+        device: where the head lives: V*H values.
+    """
+
+    def __init__(self, target: Target, *, dtype: torch.dtype, device: torch.device | str = "cpu") -> None:
+        self._norm = target.read_tensor("final_norm").to(device, dtype)
+        self._head = target.read_tensor("lm_head").to(device, dtype)
+        self._eps = target.rms_norm_eps
+
+    @property
+    def norm_weight(self) -> Tensor:
+        """[H], float32, on the CPU."""
+        return self._norm.float().cpu()
+
+    def logits(self, states: Tensor) -> Tensor:
+        """[N, H] states before the final norm -> float32 [N, V] logits, on the head's device."""
+        hidden = states.to(self._head.device, torch.float32)
+        hidden = hidden * torch.rsqrt(hidden.square().mean(-1, keepdim=True) + self._eps)
+        return (self._norm * hidden.to(self._norm.dtype) @ self._head.T).float()
+
+    @torch.inference_mode()
+    def argmax(self, states: Tensor) -> Tensor:
+        """[N, H] -> int64 [N], on the CPU."""
+        parts = [self.logits(part).argmax(-1).cpu() for part in states.split(_ROWS_AT_ONCE)]
+        return torch.cat(parts) if parts else torch.empty(0, dtype=torch.int64)
+
+    @torch.inference_mode()
+    def score(self, states: Tensor, token_ids: Tensor, *, temperature: float = 1.0) -> TokenScores:
+        """Scores the token that follows each state.
+
+        Args:
+            states: [N, H], before the final norm.
+            token_ids: int64 [N].
+            temperature: the sampling's; it scales log-probabilities and entropy, not the argmax.
+        """
+        argmax, log_prob, entropy = [], [], []
+        for rows, tokens in zip(states.split(_ROWS_AT_ONCE), token_ids.split(_ROWS_AT_ONCE), strict=True):
+            logits = self.logits(rows)
+            log_probs = torch.log_softmax(logits / temperature, dim=-1)
+            argmax.append(logits.argmax(-1).cpu())
+            log_prob.append(log_probs.gather(1, tokens.to(logits.device)[:, None])[:, 0].cpu())
+            entropy.append(-(log_probs.exp() * log_probs).sum(-1).cpu())
+        return TokenScores(torch.cat(argmax), torch.cat(log_prob), torch.cat(entropy))

@@ -1,0 +1,1 @@
+"""Training the draft model: batches, losses, metrics, checkpoints, the trainer."""

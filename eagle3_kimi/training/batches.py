@@ -1,0 +1,155 @@
+"""Batches of whole samples, packed without padding, in an order that no number of processes changes.
+
+An epoch is shuffled by seed and cut into *global batches* of about `batch_tokens` tokens, one optimizer step each. A
+global batch is dealt to as many micro-batches as memory asks for, a multiple of the world size. Because loss and
+gradients are sums divided once by the global number of supervised tokens, the dealing changes nothing.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from eagle3_kimi.drafter.rows import PackedRows
+from eagle3_kimi.errors import DataError
+from eagle3_kimi.hidden_states.store import FeatureSample
+
+
+class Samples(Protocol):
+    """What training reads: a `FeatureStore`, or anything else with lengths and items."""
+
+    lengths: list[int]
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, i: int) -> FeatureSample: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class PackedBatch:
+    """Some samples end to end. T rows, M supervised rows, A aux layers, H hidden size."""
+
+    ids: tuple[str, ...]
+    """Sample ids, to name a batch that goes wrong."""
+    num_tokens: int
+    aux_hidden_states: Tensor
+    """[T, A*H]."""
+    input_ids: Tensor
+    """int64 [T], the token after each row's own."""
+    chain_ids: Tensor
+    """int64 [M], tokens at the positions P..S-2."""
+    final_hidden_states: Tensor
+    """[M, H], before the final norm, at the same positions."""
+    target_argmax: Tensor
+    """int64 [M], at the same positions."""
+    rows: PackedRows
+
+    def to(self, device: torch.device | str, dtype: torch.dtype = torch.float32) -> PackedBatch:
+        """On `device`, states in `dtype`."""
+        return replace(
+            self,
+            aux_hidden_states=self.aux_hidden_states.to(device, dtype, non_blocking=True),
+            final_hidden_states=self.final_hidden_states.to(device, dtype, non_blocking=True),
+            input_ids=self.input_ids.to(device, non_blocking=True),
+            chain_ids=self.chain_ids.to(device, non_blocking=True),
+            target_argmax=self.target_argmax.to(device, non_blocking=True),
+            rows=self.rows.to(device),
+        )
+
+
+def pack(samples: Sequence[FeatureSample], ttt_steps: int, *, aux_width: int, hidden_size: int) -> PackedBatch:
+    """Packs samples of at least two output tokens each; none at all gives an empty batch, which trains nothing."""
+    empty = torch.empty(0, dtype=torch.int64)
+    dtype = samples[0].aux_hidden_states.dtype if samples else torch.float32
+    no_aux, no_final = torch.empty(0, aux_width, dtype=dtype), torch.empty(0, hidden_size, dtype=dtype)
+    return PackedBatch(
+        ids=tuple(sample.id for sample in samples),
+        num_tokens=sum(len(sample.token_ids) for sample in samples),
+        aux_hidden_states=torch.cat([no_aux, *(s.aux_hidden_states[:-1] for s in samples)]),
+        input_ids=torch.cat([empty, *(s.token_ids[1:-1] for s in samples)]),
+        chain_ids=torch.cat([empty, *(s.token_ids[s.num_prompt_tokens : -1] for s in samples)]),
+        final_hidden_states=torch.cat([no_final, *(s.final_hidden_states for s in samples)]),
+        target_argmax=torch.cat([empty, *(s.target_argmax for s in samples)]),
+        rows=PackedRows.build([(s.num_prompt_tokens - 1, len(s.target_argmax)) for s in samples], ttt_steps),
+    )
+
+
+def select_trainable(samples: Samples, max_length: int) -> tuple[list[int], dict[str, int]]:
+    """Indices of the samples to train on, and how many were refused and why. Nothing is truncated.
+
+    Raises:
+        DataError: none is left.
+    """
+    kept: list[int] = []
+    refused = {"too_long": 0, "no_supervised_tokens": 0}
+    for index, length in enumerate(samples.lengths):
+        if length > max_length:
+            refused["too_long"] += 1
+        elif length - 1 <= samples[index].num_prompt_tokens:
+            refused["no_supervised_tokens"] += 1
+        else:
+            kept.append(index)
+    if not kept:
+        raise DataError(f"none of {len(samples)} samples can be trained on: {refused}, with max_length {max_length}")
+    return kept, refused
+
+
+def plan_epoch(
+    indices: Sequence[int], lengths: Sequence[int], *, batch_tokens: int, seed: int, epoch: int
+) -> list[list[int]]:
+    """Global batches of sample indices, each as full as the next sample allows."""
+    order = sorted(indices)
+    random.Random(f"{seed}/{epoch}").shuffle(order)
+    batches: list[list[int]] = []
+    room = 0
+    for index in order:
+        if not batches or lengths[index] > room:
+            batches.append([])
+            room = batch_tokens
+        batches[-1].append(index)
+        room -= lengths[index]
+    return batches
+
+
+def deal(batch: Sequence[int], lengths: Sequence[int], *, micro_batch_tokens: int, world_size: int) -> list[list[int]]:
+    """Splits a global batch into balanced micro-batches, a multiple of `world_size`, none above the budget.
+
+    The longest sample goes first, each to the emptiest micro-batch. Some may stay empty: every rank takes part in every
+    step. Rank r takes micro-batches r, r + world_size, ...
+    """
+    order = sorted(batch, key=lambda index: (-lengths[index], index))
+    needed = -(-sum(lengths[index] for index in batch) // micro_batch_tokens)
+    count = -(-max(needed, 1) // world_size) * world_size
+    while True:
+        parts: list[list[int]] = [[] for _ in range(count)]
+        filled = [0] * count
+        for index in order:
+            emptiest = filled.index(min(filled))
+            parts[emptiest].append(index)
+            filled[emptiest] += lengths[index]
+        if max(filled) <= micro_batch_tokens or count >= len(batch):
+            return parts
+        count += world_size
+
+
+class MicroBatches(Dataset[PackedBatch]):
+    """The packed micro-batches of one rank, in order: what a `DataLoader(..., batch_size=None)` walks through."""
+
+    def __init__(
+        self, samples: Samples, parts: Sequence[Sequence[int]], ttt_steps: int, *, aux_width: int, hidden_size: int
+    ) -> None:
+        self.samples, self.parts, self.ttt_steps = samples, parts, ttt_steps
+        self.aux_width, self.hidden_size = aux_width, hidden_size
+
+    def __len__(self) -> int:
+        return len(self.parts)
+
+    def __getitem__(self, i: int) -> PackedBatch:
+        samples = [self.samples[index] for index in self.parts[i]]
+        return pack(samples, self.ttt_steps, aux_width=self.aux_width, hidden_size=self.hidden_size)

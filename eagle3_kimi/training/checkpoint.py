@@ -1,0 +1,54 @@
+"""Checkpoints: whole or absent, rotated, and refused for another run."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+from accelerate import Accelerator
+
+from eagle3_kimi.errors import UsageError
+
+_STATE_NAME = "trainer_state.json"
+
+
+def save_checkpoint(accelerator: Accelerator, folder: Path, *, step: int, identity: str, keep: int) -> None:
+    """Saves `folder`/step-NNNNNN with `Accelerator.save_state` and deletes all but the newest `keep`.
+
+    The optimizer state is in the format of Accelerate; reading it back goes through `torch.load(weights_only=True)`.
+    """
+    final, temporary = folder / f"step-{step:06d}", folder / f".step-{step:06d}.tmp"
+    if accelerator.is_main_process:
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir(parents=True)
+    accelerator.wait_for_everyone()
+    accelerator.save_state(str(temporary))
+    accelerator.wait_for_everyone()
+    if accelerator.is_main_process:
+        (temporary / _STATE_NAME).write_text(json.dumps({"step": step, "identity": identity}), encoding="utf-8")
+        shutil.rmtree(final, ignore_errors=True)
+        os.replace(temporary, final)
+        for old in sorted(folder.glob("step-*"))[:-keep]:
+            shutil.rmtree(old)
+    accelerator.wait_for_everyone()
+
+
+def load_checkpoint(accelerator: Accelerator, folder: Path, *, identity: str) -> int:
+    """Restores the newest checkpoint; the step it was taken after, 0 if there is none.
+
+    Raises:
+        UsageError: it belongs to another run (other data, target, seed, schedule...).
+    """
+    found = sorted(folder.glob("step-*"))
+    if not found:
+        return 0
+    state = json.loads((found[-1] / _STATE_NAME).read_text(encoding="utf-8"))
+    if state["identity"] != identity:
+        raise UsageError(
+            f"{found[-1]} belongs to a run with other data, target or settings, so the loss curve would jump; give "
+            "another output folder, or delete this one"
+        )
+    accelerator.load_state(str(found[-1]))
+    return int(state["step"])

@@ -1,0 +1,212 @@
+"""Trains a drafter on a feature store, under `accelerate launch` or alone."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import yaml
+from accelerate import Accelerator
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from eagle3_kimi.drafter.export import write_drafter
+from eagle3_kimi.hidden_states.store import FeatureStore
+from eagle3_kimi.target import Target, resolve_target
+from eagle3_kimi.training.batches import MicroBatches, PackedBatch, deal, plan_epoch, select_trainable
+from eagle3_kimi.training.checkpoint import load_checkpoint, save_checkpoint
+from eagle3_kimi.training.config import TrainConfig
+from eagle3_kimi.training.launch import build_accelerator
+from eagle3_kimi.training.log import MetricsLog, write_text
+from eagle3_kimi.training.metrics import Counts
+from eagle3_kimi.training.setup import build_training_module, check_manifest, open_draft_vocab
+
+logger = logging.getLogger(__name__)
+
+
+def train_drafter(config: TrainConfig) -> dict[str, Any]:
+    """Trains, evaluates and exports; the content of `training.json`. A run that was interrupted goes on from its last
+    checkpoint, a finished one is reused.
+
+    Raises:
+        DataError: the store is not proven, not of this target, or empty.
+        UsageError: the world size, the precision or the output folder is not the run's.
+        RunStopped: the loss is not finite.
+    """
+    accelerator = build_accelerator(expected_world_size=config.expected_world_size, precision=config.precision)
+    target = resolve_target(config.target, trust_remote_code=config.trust_remote_code)
+    train = FeatureStore(config.store, split="train")
+    validation = FeatureStore(config.store, split="validation")
+    check_manifest(train.manifest, target, config.store)
+    identity = config.identity(train.fingerprint, target.revision)
+    summary_file = config.output / "training.json"
+    if summary_file.is_file():
+        summary: dict[str, Any] = json.loads(summary_file.read_text(encoding="utf-8"))
+        if summary["identity"] == identity:
+            logger.info("%s is finished: reused", config.output)
+            return summary
+    accelerator.wait_for_everyone()
+    if accelerator.is_main_process:
+        config.output.mkdir(parents=True, exist_ok=True)
+        write_text(config.output / "config.yaml", yaml.safe_dump(config.as_plain(), sort_keys=False))
+    run = _Run(config, accelerator, target, train, validation, identity)
+    summary = run.train()
+    if accelerator.is_main_process:
+        write_text(summary_file, json.dumps(summary, indent=2))
+    accelerator.wait_for_everyone()
+    return summary
+
+
+class _Run:
+    """The state of one run on one rank."""
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        accelerator: Accelerator,
+        target: Target,
+        train: FeatureStore,
+        validation: FeatureStore,
+        identity: str,
+    ) -> None:
+        self.config, self.accelerator, self.target, self.identity = config, accelerator, target, identity
+        self.train_store, self.validation_store = train, validation
+        indices, self.refused = select_trainable(train, config.max_length)
+        self.plan = [
+            batch
+            for epoch in range(config.epochs)
+            for batch in plan_epoch(
+                indices, train.lengths, batch_tokens=config.batch_tokens, seed=config.seed, epoch=epoch
+            )
+        ][: config.max_steps]
+        with accelerator.main_process_first():
+            self.vocab = open_draft_vocab(config, target, train, validation)
+        module = build_training_module(config, target, self.vocab.vocab_map, train.manifest.aux_layer_ids)
+        self.drafter_config = module.draft_model.config
+        optimizer = torch.optim.AdamW(
+            module.parameters(),
+            lr=config.learning_rate,
+            betas=config.betas,
+            weight_decay=config.weight_decay,
+            fused=True,
+        )
+        self.model, self.optimizer = accelerator.prepare(module, optimizer)
+        self.parameters = list(self.model.parameters())
+
+    def train(self) -> dict[str, Any]:
+        """Runs the steps that are left and everything after them."""
+        config = self.config
+        checkpoints = config.output / "checkpoints"
+        first = load_checkpoint(self.accelerator, checkpoints, identity=self.identity)
+        log = MetricsLog(config.output / "metrics.jsonl", first, active=self.accelerator.is_main_process)
+        loader, counts = self._load(self.train_store, self.plan[first:])
+        batches = iter(loader)
+        for step, micro_batches in enumerate(counts, start=first + 1):
+            rate = compute_learning_rate(step, len(self.plan), config)
+            ids, totals = self._step(batches, micro_batches, rate)
+            log.add(step, ids, totals)
+            last = step == len(self.plan)
+            saving = step % config.checkpoint_every == 0 or last
+            if saving or step % config.log_every == 0 or (config.evaluate_every and step % config.evaluate_every == 0):
+                log.write(step, lr=rate, total=len(self.plan))
+            if config.evaluate_every and step % config.evaluate_every == 0 and not last:
+                log.write_evaluation(step, self.evaluate())
+            if saving:
+                save_checkpoint(
+                    self.accelerator, checkpoints, step=step, identity=self.identity, keep=config.keep_checkpoints
+                )
+        held_out = self.evaluate()
+        log.write_evaluation(len(self.plan), held_out)
+        self._export()
+        return self._summarise(held_out, log)
+
+    def _step(self, batches: Iterator[PackedBatch], micro_batches: int, rate: float) -> tuple[tuple[str, ...], Tensor]:
+        """One optimizer step: sums over micro-batches and ranks, divided once by the global supervised tokens."""
+        totals = torch.zeros((), dtype=torch.float64, device=self.accelerator.device)
+        ids: tuple[str, ...] = ()
+        for index in range(micro_batches):
+            batch = next(batches).to(self.accelerator.device)
+            waiting = index < micro_batches - 1
+            with self.accelerator.no_sync(self.model) if waiting else contextlib.nullcontext():
+                loss, vector = self.model(batch)
+                self.accelerator.backward(loss)
+            totals = totals + vector
+            ids += batch.ids
+        totals = self.accelerator.reduce(totals, reduction="sum")
+        gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
+        # DDP averages over ranks; what is wanted is the sum over ranks, divided by the supervised tokens of all.
+        torch._foreach_mul_(gradients, (self.accelerator.num_processes / totals[1].clamp_min(1)).to(gradients[0].dtype))
+        self.accelerator.clip_grad_norm_(self.parameters, self.config.max_grad_norm)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return ids, totals
+
+    @torch.no_grad()
+    def evaluate(self) -> Counts | None:
+        """Counts over the validation split; None where there is none to judge by."""
+        lengths = self.validation_store.lengths
+        usable = [i for i, length in enumerate(lengths) if length <= self.config.max_length]
+        usable = [i for i in usable if len(self.validation_store[i].target_argmax) > 0]
+        if not usable:
+            return None
+        loader, _ = self._load(self.validation_store, [usable])
+        totals = torch.zeros((), dtype=torch.float64, device=self.accelerator.device)
+        for batch in loader:
+            totals = totals + self.model(batch.to(self.accelerator.device))[1]
+        return Counts.unpack(self.accelerator.reduce(totals, reduction="sum"))
+
+    def _load(self, store: FeatureStore, batches: list[list[int]]) -> tuple[DataLoader[PackedBatch], list[int]]:
+        """This rank's micro-batches of some global batches, and how many each of those has here."""
+        world, rank = self.accelerator.num_processes, self.accelerator.process_index
+        dealt = [
+            deal(batch, store.lengths, micro_batch_tokens=self.config.micro_batch_tokens, world_size=world)[rank::world]
+            for batch in batches
+        ]
+        dataset = MicroBatches(
+            store,
+            [part for parts in dealt for part in parts],
+            self.config.ttt_steps,
+            aux_width=len(store.manifest.aux_layer_ids) * store.manifest.hidden_size,
+            hidden_size=store.manifest.hidden_size,
+        )
+        loader: DataLoader[PackedBatch] = DataLoader(dataset, batch_size=None, num_workers=self.config.num_workers)
+        return loader, [len(parts) for parts in dealt]
+
+    def _export(self) -> None:
+        state = self.accelerator.get_state_dict(self.model)
+        if self.accelerator.is_main_process:
+            tensors = {name.removeprefix("draft_model."): tensor for name, tensor in state.items()}
+            write_drafter(self.drafter_config, tensors, self.config.output / "export", target=self.target)
+
+    def _summarise(self, held_out: Counts | None, log: MetricsLog) -> dict[str, Any]:
+        counts = held_out or log.last
+        return {
+            "identity": self.identity,
+            "steps": len(self.plan),
+            "supervised_tokens": int(log.supervised_tokens),
+            "ttt_steps": self.config.ttt_steps,
+            "world_size": self.accelerator.num_processes,
+            "evaluated_on": "validation" if held_out else "train",
+            "loss": counts.loss if counts else None,
+            "acceptance": list(counts.acceptance) if counts else None,
+            "simulated_acceptance_length": counts.simulated_acceptance_length if counts else None,
+            "draft_vocab_size": self.drafter_config.draft_vocab_size,
+            "draft_vocab_coverage": self.vocab.coverage,
+            "refused": self.refused,
+            "drafter": str(self.config.output / "export"),
+        }
+
+
+def compute_learning_rate(step: int, total: int, config: TrainConfig) -> float:
+    """Rate of step 1..total: linear warm-up, then a cosine to zero. A function of the step alone: nothing to resume."""
+    warmup = max(1, round(config.warmup_ratio * total))
+    if step <= warmup:
+        return config.learning_rate * step / warmup
+    return config.learning_rate * 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(total - warmup, 1)))

@@ -1,0 +1,90 @@
+"""The training-time test as one module: a packed batch in, a loss sum and counts out."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from eagle3_kimi.drafter.model import DraftModel
+from eagle3_kimi.training.batches import PackedBatch
+from eagle3_kimi.training.head_loss import compute_head_loss
+from eagle3_kimi.training.metrics import pack_counts
+from eagle3_kimi.training.objectives import OBJECTIVES
+
+
+class TrainingTimeTest(nn.Module):
+    """Unrolls the drafter over K steps and judges every step by the target's distribution.
+
+    It is one module so that DDP and FSDP see a single forward. The target's rows are buffers outside the state.
+
+    Args:
+        draft_model: the drafter.
+        target_head: [D, H], the target's head rows of the draft vocabulary.
+        final_norm: [H], the weight of the target's final norm.
+        final_norm_eps: its epsilon.
+        ttt_steps: K.
+        ttt_step_decay: step k weighs decay^k, normalised to sum 1.
+        objective: a name in `OBJECTIVES`.
+        chunk: target positions whose logits exist at once.
+    """
+
+    target_head: Tensor
+    final_norm: Tensor
+
+    def __init__(
+        self,
+        draft_model: DraftModel,
+        *,
+        target_head: Tensor,
+        final_norm: Tensor,
+        final_norm_eps: float,
+        ttt_steps: int,
+        ttt_step_decay: float = 0.8,
+        objective: str = "cross_entropy",
+        chunk: int = 1024,
+    ) -> None:
+        super().__init__()
+        self.draft_model = draft_model
+        self.register_buffer("target_head", target_head, persistent=False)
+        self.register_buffer("final_norm", final_norm, persistent=False)
+        self.final_norm_eps = final_norm_eps
+        weights = [ttt_step_decay**step for step in range(ttt_steps)]
+        self.step_weights = [weight / sum(weights) for weight in weights]
+        self.objective = OBJECTIVES[objective]
+        self.chunk = chunk
+
+    def forward(self, batch: PackedBatch) -> tuple[Tensor, Tensor]:
+        """Loss sum (float32 scalar, to be divided by the global number of supervised tokens) and `pack_counts`."""
+        model = self.draft_model
+        states = model.unroll(batch.aux_hidden_states, batch.input_ids, batch.chain_ids, batch.rows)
+        valid = self._in_draft_vocab(batch.target_argmax)
+        target_states = F.rms_norm(
+            batch.final_hidden_states,
+            self.final_norm.shape,
+            self.final_norm.to(batch.final_hidden_states.dtype),
+            self.final_norm_eps,
+        )
+        loss, predictions = compute_head_loss(
+            states,
+            model.lm_head.weight,
+            target_states,
+            self.target_head,
+            valid,
+            batch.rows,
+            step_weights=self.step_weights,
+            objective=self.objective,
+            chunk=self.chunk,
+        )
+        draft_to_target = model.draft_to_target
+        hits = [
+            draft_to_target[ids] == batch.target_argmax[batch.rows.targets(step)]
+            for step, ids in enumerate(predictions)
+        ]
+        return loss, pack_counts(loss, valid.sum(), batch.num_tokens, hits, batch.rows)
+
+    def _in_draft_vocab(self, ids: Tensor) -> Tensor:
+        config = self.draft_model.config
+        if config.draft_vocab_size == config.vocab_size:
+            return torch.ones_like(ids, dtype=torch.bool)
+        return self.draft_model.t2d[ids]

@@ -1,0 +1,134 @@
+"""The unrolled drafter against a naive one: dense masks over all steps' keys, all rows, one sample at a time."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from eagle3_kimi.drafter.config import DrafterConfig
+from eagle3_kimi.drafter.model import DraftModel
+from eagle3_kimi.drafter.rope import rotate
+from eagle3_kimi.drafter.rows import PackedRows
+
+
+def build_model(*, kv_heads: int = 4, rope_scaling: dict | None = None) -> DraftModel:
+    config = DrafterConfig(
+        hidden_size=16,
+        vocab_size=23,
+        draft_vocab_size=11,
+        num_attention_heads=4,
+        num_key_value_heads=kv_heads,
+        head_dim=8,
+        intermediate_size=24,
+        aux_layer_ids=(1, 2, 3),
+        target_num_layers=4,
+        max_position_embeddings=64,
+        rope_scaling=rope_scaling,
+    )
+    model = DraftModel(config)
+    generator = torch.Generator().manual_seed(1)
+    model.initialise(
+        embed_tokens=torch.randn(23, 16, generator=generator),
+        lm_head=torch.randn(11, 16, generator=generator),
+        final_norm=torch.rand(16, generator=generator) + 0.5,
+        seed=0,
+    )
+    return model
+
+
+def naive_attention(q: Tensor, keys: list[Tensor], values: list[Tensor]) -> Tensor:
+    """All rows [R, N, C] of the last step over the keys of every step, under a literal mask."""
+    rows, heads, size = q.shape
+    groups = heads // keys[0].shape[1]
+    causal, diagonal = torch.ones(rows, rows).tril().bool(), torch.eye(rows).bool()
+    mask = torch.cat([causal] + [diagonal] * (len(keys) - 1), dim=1)
+    k = torch.cat(keys).repeat_interleave(groups, dim=1)
+    v = torch.cat(values).repeat_interleave(groups, dim=1)
+    scores = torch.einsum("qnc,knc->nqk", q, k) / size**0.5
+    return torch.einsum("nqk,knc->qnc", scores.masked_fill(~mask, -torch.inf).softmax(-1), v)
+
+
+def naive_unroll(model: DraftModel, tokens: Tensor, prompt: int, aux: Tensor, steps: int) -> list[Tensor]:
+    """Normed states of the supervised rows of each step; sample of S tokens, aux of rows 0..S-3."""
+    layer, rows = model.midlayer, len(tokens) - 2
+    padded = torch.cat((tokens, torch.zeros(steps, dtype=torch.int64)))
+    state, keys, values, normed = model.fc(aux), [], [], []
+    for step in range(steps):
+        embedding = F.embedding(padded[1 + step : 1 + step + rows], model.embed_tokens)
+        joined = torch.cat((layer.input_layernorm(embedding), layer.hidden_norm(state)), dim=-1)
+        rotation = model.rotation(torch.arange(rows) + step)
+        heads = [p(joined).unflatten(-1, (-1, 8)) for p in (layer.self_attn.q_proj, layer.self_attn.k_proj)]
+        keys.append(rotate(heads[1], rotation))
+        values.append(layer.self_attn.v_proj(joined).unflatten(-1, (-1, 8)))
+        attention = naive_attention(rotate(heads[0], rotation), keys, values)
+        residual = layer.self_attn.o_proj(attention.flatten(1)) + state
+        state = layer.mlp(layer.post_attention_layernorm(residual)) + residual
+        normed.append(model.norm(state)[prompt - 1 : max(rows - step, prompt - 1)])
+    return normed
+
+
+@pytest.mark.parametrize("kv_heads", [4, 2, 1])
+@pytest.mark.parametrize("sizes", [[(9, 3)], [(2, 1)], [(5, 4), (12, 1), (7, 5), (3, 1)]])
+def test_values_and_gradients_equal_the_naive_ones(sizes: list[tuple[int, int]], kv_heads: int) -> None:
+    """Sizes are (S, P); (5, 4) has no supervised row at all, (2, 1) not even a row."""
+    steps, generator = 4, torch.Generator().manual_seed(len(sizes))
+    model = build_model(kv_heads=kv_heads)
+    samples = [(torch.randint(23, (s,), generator=generator), p) for s, p in sizes]
+    aux = [torch.randn(s - 2, 48, generator=generator, requires_grad=True) for s, _ in sizes]
+    naive = [naive_unroll(model, tokens, p, a, steps) for (tokens, p), a in zip(samples, aux, strict=True)]
+    naive_states = [torch.cat([one[k] for one in naive]) for k in range(steps)]
+
+    packed = model.unroll(
+        torch.cat(aux),
+        torch.cat([tokens[1:-1] for tokens, _ in samples]),
+        torch.cat([tokens[p:-1] for tokens, p in samples]),
+        PackedRows.build([(p - 1, s - 1 - p) for s, p in sizes], steps),
+    )
+
+    leaves = [*model.parameters(), *aux]
+    probes = [torch.randn(state.shape, generator=generator) for state in naive_states]
+    for step, (ours, theirs) in enumerate(zip(packed, naive_states, strict=True)):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5, msg=f"step {step}")
+        grads = [
+            torch.autograd.grad((s * probes[step]).sum(), leaves, retain_graph=True, materialize_grads=True)
+            for s in (ours, theirs)
+        ]
+        for mine, reference in zip(*grads, strict=True):
+            torch.testing.assert_close(mine, reference, rtol=1e-4, atol=2e-5)
+
+
+def test_rows_of_a_literal_sample() -> None:
+    """S = 8, P = 3, then S = 5, P = 2: the drawing in `rows`, continued by a second document."""
+    rows = PackedRows.build([(2, 4), (1, 2)], ttt_steps=3)
+
+    assert rows.positions.tolist() == [0, 1, 2, 3, 4, 5, 0, 1, 2]
+    assert rows.supervised.tolist() == [2, 3, 4, 5, 7, 8]
+    assert [step.tolist() for step in rows.steps] == [[0, 1, 2, 3, 4, 5], [0, 1, 2, 4], [0, 1]]
+    assert [rows.targets(k).tolist() for k in range(3)] == [[0, 1, 2, 3, 4, 5], [1, 2, 3, 5], [2, 3]]
+    assert rows.kept(2, of=1).tolist() == [0, 1]
+
+
+@pytest.mark.parametrize(
+    "scaling",
+    [
+        None,
+        {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "beta_fast": 32, "beta_slow": 1},
+        {
+            "rope_type": "llama3",
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 16,
+        },
+    ],
+)
+def test_rotation_depends_on_the_distance_alone(scaling: dict | None) -> None:
+    model = build_model(rope_scaling=scaling)
+    q, k = torch.randn(1, 1, 8), torch.randn(1, 1, 8)
+    scores = [
+        (rotate(q, model.rotation(torch.tensor([p + 5]))) * rotate(k, model.rotation(torch.tensor([p])))).sum()
+        for p in (0, 1, 40)
+    ]
+    torch.testing.assert_close(torch.stack(scores), scores[0].expand(3))

@@ -1,0 +1,243 @@
+"""The feature store on disk: what goes in comes out, and nothing wrong gets in or stays unseen."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from eagle3_kimi.errors import DataError, RunStopped
+from eagle3_kimi.hidden_states.store import (
+    FeatureSample,
+    FeatureStore,
+    FeatureStoreWriter,
+    StoreManifest,
+    check_store,
+)
+from eagle3_kimi.protocol import Span, SpanKind
+
+MANIFEST = StoreManifest(
+    target="t", target_revision="r1", hidden_size=4, num_layers=4, vocab_size=50, aux_layer_ids=(1, 2, 3),
+    dtype="float32", dataset_fingerprint="d", protocol="tiny-kimi",
+)  # fmt: skip
+
+
+def make_sample(name: str, *, length: int = 9, prompt: int = 3, split: str = "train") -> FeatureSample:
+    generator = torch.Generator().manual_seed(sum(map(ord, name)))
+    rows = length - 1 - prompt
+    return FeatureSample(
+        id=name,
+        split=split,
+        token_ids=torch.randint(50, (length,), generator=generator),
+        num_prompt_tokens=prompt,
+        spans=(Span(SpanKind.REASONING, 0, 2), Span(SpanKind.ANSWER, 3, 5)),
+        aux_hidden_states=torch.randn(length - 1, 12, generator=generator),
+        final_hidden_states=torch.randn(rows, 4, generator=generator),
+        target_argmax=torch.randint(50, (rows,), generator=generator),
+    )
+
+
+def write(path: Path, names: list[str], **arguments: int) -> None:
+    with FeatureStoreWriter(path, MANIFEST, **arguments) as writer:
+        for name in names:
+            writer.add(make_sample(name))
+
+
+def assert_same(came: FeatureSample, expected: FeatureSample) -> None:
+    assert (came.id, came.split, came.spans) == (expected.id, expected.split, expected.spans)
+    assert came.num_prompt_tokens == expected.num_prompt_tokens
+    for name in ("token_ids", "aux_hidden_states", "final_hidden_states", "target_argmax"):
+        assert torch.equal(getattr(came, name), getattr(expected, name)), name
+
+
+def test_samples_come_back_sorted_by_id_whoever_wrote_them(tmp_path: Path) -> None:
+    write(tmp_path, ["c", "a"], rank=1)
+    write(tmp_path, ["b"], rank=0)
+    store = FeatureStore(tmp_path)
+    assert store.ids == ["a", "b", "c"]
+    assert store.lengths == [9, 9, 9]
+    for came, name in zip(store, "abc", strict=True):
+        assert_same(came, make_sample(name))
+
+
+def test_split_selects(tmp_path: Path) -> None:
+    with FeatureStoreWriter(tmp_path, MANIFEST) as writer:
+        writer.add(make_sample("a"))
+        writer.add(make_sample("b", split="validation"))
+    assert FeatureStore(tmp_path, split="validation").ids == ["b"]
+    assert FeatureStore(tmp_path, split="train").ids == ["a"]
+
+
+def test_shards_are_cut_by_size_and_numbered_on_after_a_restart(tmp_path: Path) -> None:
+    write(tmp_path, ["a", "b"], max_shard_bytes=1)
+    write(tmp_path, ["c"], max_shard_bytes=1)
+    names = sorted(file.name for file in tmp_path.glob("*.safetensors"))
+    assert names == [f"features-r00-0000{n}.safetensors" for n in range(3)]
+    assert FeatureStoreWriter(tmp_path, MANIFEST, rank=5).written_ids == {"a", "b", "c"}
+
+
+def test_bfloat16_states_come_back_as_they_were(tmp_path: Path) -> None:
+    sample = make_sample("a")
+    sample = replace(
+        sample,
+        aux_hidden_states=sample.aux_hidden_states.bfloat16(),
+        final_hidden_states=sample.final_hidden_states.bfloat16(),
+    )
+    with FeatureStoreWriter(tmp_path, replace(MANIFEST, dtype="bfloat16")) as writer:
+        writer.add(sample)
+    assert_same(FeatureStore(tmp_path)[0], sample)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("target_revision", "r2"), ("target", "u"), ("aux_layer_ids", (1, 2, 4)), ("dtype", "bfloat16")],
+)
+def test_a_mixed_store_is_never_made(tmp_path: Path, field: str, value: object) -> None:
+    write(tmp_path, ["a"])
+    with pytest.raises(DataError, match=field):
+        FeatureStoreWriter(tmp_path, replace(MANIFEST, **{field: value}))
+    assert FeatureStore(tmp_path).manifest == MANIFEST
+
+
+def test_bad_samples_are_refused(tmp_path: Path) -> None:
+    good = make_sample("a")
+    nan = good.aux_hidden_states.clone()
+    nan[2, 1] = torch.nan
+    infinite = good.final_hidden_states.clone()
+    infinite[0, 0] = torch.inf
+    outside = good.token_ids.clone()
+    outside[1] = 50
+    bad = {
+        "NaN": replace(good, aux_hidden_states=nan),
+        "infinite": replace(good, final_hidden_states=infinite),
+        "vocabulary": replace(good, token_ids=outside),
+        "aux_hidden_states has shape": replace(good, aux_hidden_states=good.aux_hidden_states[1:]),
+        "final_hidden_states has shape": replace(good, final_hidden_states=good.final_hidden_states[1:]),
+        "prompt tokens": replace(good, num_prompt_tokens=9),
+        "float64": replace(good, aux_hidden_states=good.aux_hidden_states.double()),
+    }
+    with FeatureStoreWriter(tmp_path, MANIFEST) as writer:
+        for message, sample in bad.items():
+            with pytest.raises(DataError, match=message):
+                writer.add(sample)
+        writer.add(good)
+        with pytest.raises(DataError, match="already"):
+            writer.add(good)
+    assert FeatureStore(tmp_path).ids == ["a"]
+
+
+def test_a_shard_without_its_index_does_not_exist(tmp_path: Path) -> None:
+    write(tmp_path, ["a", "b"], max_shard_bytes=1)
+    (tmp_path / "features-r00-00001.json").unlink()
+    assert FeatureStore(tmp_path).ids == ["a"]
+    assert check_store(tmp_path).leftovers == ("features-r00-00001.safetensors",)
+    write(tmp_path, ["b"], max_shard_bytes=1)  # takes the number again
+    assert FeatureStore(tmp_path).ids == ["a", "b"]
+    assert check_store(tmp_path).leftovers == ()
+
+
+def test_check_names_damaged_shards_and_what_was_lost(tmp_path: Path) -> None:
+    write(tmp_path, ["a", "b", "c", "d"], max_shard_bytes=1)
+    assert check_store(tmp_path).ok
+    assert check_store(tmp_path).samples == 4
+    flipped = tmp_path / "features-r00-00000.safetensors"
+    content = bytearray(flipped.read_bytes())
+    content[-3] ^= 1
+    flipped.write_bytes(content)
+    torn = tmp_path / "features-r00-00001.safetensors"
+    torn.write_bytes(torn.read_bytes()[:-5])
+    (tmp_path / "features-r00-00002.safetensors").unlink()
+    report = check_store(tmp_path)
+    assert not report.ok
+    assert report.lost_ids == ("a", "b", "c")
+    assert "checksum" in report.damaged[flipped.name]
+    assert "bytes" in report.damaged[torn.name]
+    assert "missing" in report.damaged["features-r00-00002.safetensors"]
+
+
+def test_an_id_in_two_shards_is_found(tmp_path: Path) -> None:
+    write(tmp_path, ["a"])
+    for suffix in ("json", "safetensors"):
+        source = tmp_path / f"features-r00-00000.{suffix}"
+        text = (
+            source.read_bytes().replace(b"features-r00", b"features-r01") if suffix == "json" else source.read_bytes()
+        )
+        (tmp_path / f"features-r01-00000.{suffix}").write_bytes(text)
+    with pytest.raises(DataError, match="twice"):
+        FeatureStore(tmp_path)
+    assert not check_store(tmp_path).ok
+
+
+def test_fingerprint_follows_the_content(tmp_path: Path) -> None:
+    write(tmp_path / "x", ["a", "b"])
+    write(tmp_path / "y", ["a", "b"])
+    write(tmp_path / "z", ["a", "c"])
+    prints = [FeatureStore(tmp_path / name).fingerprint for name in "xyz"]
+    assert prints[0] == prints[1] != prints[2]
+
+
+def test_another_schema_version_is_refused(tmp_path: Path) -> None:
+    write(tmp_path, ["a"])
+    manifest = json.loads((tmp_path / "store.json").read_text())
+    (tmp_path / "store.json").write_text(json.dumps({**manifest, "schema_version": 99}))
+    with pytest.raises(DataError, match="schema_version 99"):
+        FeatureStore(tmp_path)
+
+
+def test_a_full_disk_loses_nothing_indexed(tmp_path: Path) -> None:
+    write(tmp_path, ["a"])
+    size = (tmp_path / "features-r00-00000.safetensors").stat().st_size
+    writer = FeatureStoreWriter(tmp_path, MANIFEST, max_shard_bytes=1)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))  # a larger file fails to be written, as on a full disk
+    try:
+        writer.add(make_sample("large", length=300))
+        with pytest.raises(RunStopped, match="make room"):
+            writer.close()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, before)
+    assert FeatureStore(tmp_path).ids == ["a"]
+    assert check_store(tmp_path).ok
+    assert not [file for file in tmp_path.iterdir() if file.suffix == ".tmp"]
+    write(tmp_path, ["large"])
+    assert FeatureStore(tmp_path).ids == ["a", "large"]
+
+
+KILLED_WRITER = """
+import sys
+from pathlib import Path
+from tests.hidden_states.test_store import MANIFEST, make_sample
+from eagle3_kimi.hidden_states.store import FeatureStoreWriter
+writer = FeatureStoreWriter(Path(sys.argv[1]), MANIFEST, max_shard_bytes=1)
+for number in range(100000):
+    writer.add(make_sample(f"{number:06d}"))
+    print(number, flush=True)
+"""
+
+
+def test_a_killed_writer_leaves_whole_shards_only(tmp_path: Path) -> None:
+    arguments = [sys.executable, "-c", KILLED_WRITER, str(tmp_path)]
+    process = subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    assert process.stdout is not None
+    added = 0
+    for line in process.stdout:
+        added = int(line)
+        if added == 20:
+            process.send_signal(signal.SIGKILL)
+            break
+    process.stdout.close()
+    process.wait()
+    report = check_store(tmp_path)
+    assert report.ok
+    assert report.samples >= 19  # at most the shard in the writing thread is lost
+    assert_same(FeatureStore(tmp_path)[0], make_sample("000000"))
