@@ -10,6 +10,7 @@ Generation happens in the process that prepares the data set; what a journal alr
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,10 +24,11 @@ from eagle3_kimi.errors import UsageError
 from eagle3_kimi.features import build_features, build_quarantine_features
 from eagle3_kimi.generation import GenerationConfig, GenerationRun, Journal, fingerprint, journal_key
 from eagle3_kimi.generation.rows import split_of
-from eagle3_kimi.prompts import load_conversations
+from eagle3_kimi.prompts import RefusedRows, load_conversations
 from eagle3_kimi.protocol import Reason
 from eagle3_kimi.target import resolve_target
 
+logger = logging.getLogger(__name__)
 
 @dataclass
 class KimiReasoningConfig(datasets.BuilderConfig):
@@ -70,7 +72,7 @@ class KimiReasoningConfig(datasets.BuilderConfig):
             min_reasoning_tokens=self.min_reasoning_tokens,
             validation_fraction=self.validation_fraction,
             journal_dir=Path(self.journal_dir) if self.journal_dir else None,
-            retry_rejected=self.retry_rejected,
+            retry_rejected=self.retry_rejected and self.name != "quarantine",  # once, not by each configuration
             max_truncated=self.max_truncated,
             max_incomplete=self.max_incomplete,
             breaker_window=self.breaker_window,
@@ -127,19 +129,26 @@ class KimiReasoning(datasets.GeneratorBasedBuilder):
     config: KimiReasoningConfig
 
     def _info(self) -> datasets.DatasetInfo:
-        quarantine = self.config.name == "quarantine"
         return datasets.DatasetInfo(
-            description="Answers of a target model with their reasoning, as token ids.",
-            features=build_quarantine_features() if quarantine else build_features(),
+            description="Answers of a target model with their reasoning, as token ids.", features=self._features()
         )
+
+    def _features(self) -> datasets.Features:
+        if self.config.name == "quarantine":
+            return build_quarantine_features()
+        generation = self.config.generation_config()
+        return build_features(resolve_target(generation.target, revision=generation.revision).vocab_size)
 
     def _split_generators(self, dl_manager: Any) -> list[datasets.SplitGenerator]:
         run = GenerationRun(self.config.generation_config())
         files = self.config.prompt_files()
-        run.run(load_conversations(files))
+        refused = RefusedRows()
+        run.run(load_conversations(files, on_refused=refused))
+        if refused.by_reason:
+            logger.warning("%s", refused)
         wanted = self.config.name == "quarantine"
         offsets: dict[str, list[int]] = {"train": [], "validation": []}
-        for turn, entry in run.finished_turns(load_conversations(files)):
+        for turn, entry in run.finished_turns(load_conversations(files, on_refused=RefusedRows())):
             if (entry.reason != Reason.OK) is wanted:
                 split = split_of(turn.conversation_id, self.config.validation_fraction)
                 offsets[split].append(entry.offset)
@@ -149,11 +158,16 @@ class KimiReasoning(datasets.GeneratorBasedBuilder):
         ]
 
     def _as_dataset(self, split: datasets.Split, in_memory: bool = False) -> datasets.Dataset:
-        """An empty split (nothing refused, no validation conversation) is a data set without rows, not an error."""
-        features, splits = self.info.features, self.info.splits or {}
-        if features is not None and str(split) in splits and not splits[str(split)].num_examples:
+        """An empty split (nothing refused, no validation conversation) is a data set without rows, not an error.
+
+        A cached data set comes back with plain features; it gets those that refuse, so that `map` goes on refusing.
+        """
+        features, splits = self._features(), self.info.splits or {}
+        if str(split) in splits and not splits[str(split)].num_examples:
             return datasets.Dataset.from_dict({name: [] for name in features}, features=features, split=split)
-        return super()._as_dataset(split, in_memory)
+        dataset = super()._as_dataset(split, in_memory)
+        dataset.info.features = features
+        return dataset
 
     def _generate_examples(self, journal: Journal, offsets: list[int]) -> Iterator[tuple[str, dict[str, Any]]]:
         """Replays journaled samples; the list is split over `num_proc` processes, in order."""

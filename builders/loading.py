@@ -6,7 +6,7 @@ import importlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from eagle3_kimi.builders.registry import builder_names
+from eagle3_kimi.builders.registry import BUILDERS, builder_names, code_hash
 
 from eagle3_kimi.errors import UsageError
 
@@ -30,12 +30,12 @@ def load(
         UsageError: `path` names no builder of this package, or `data_files` is missing.
     """
     known = builder_names()
-    module = known.get(path) or known.get(str(Path(path).resolve()))
-    if module is None:
+    builder_name = known.get(path) or known.get(str(Path(path).resolve()))
+    if builder_name is None:
         raise UsageError(f"no builder {path!r}; known: {', '.join(sorted(known))}")
     if not options.get("data_files"):
         raise UsageError(f"load_dataset({path!r}) needs data_files: the JSONL files of prompts to generate from")
-    builder = _builder_class(module)(cache_dir=cache_dir, config_name=name, **options)
+    builder = _builder_class(BUILDERS[builder_name])(cache_dir=cache_dir, config_name=name, hash=code_hash(), **options)
     builder.download_and_prepare(num_proc=num_proc, download_mode=download_mode)
     return builder.as_dataset(split=split)
 

@@ -2,8 +2,8 @@
 
 `datasets` 4 removed loading scripts and has no entry points. Two private names of it are used, both guarded
 by a contract test: the table of packaged modules (name -> module, hash), and `dataset_module_factory`, which
-is wrapped so that a call without data files is refused (datasets would take every file of the working
-folder) and so that no local path reaches the download counter.
+is wrapped so that a script's path means its builder, so that a call without data files is refused (datasets
+would take every file of the working folder), and so that nothing reaches the download counter.
 """
 
 from __future__ import annotations
@@ -24,25 +24,35 @@ from eagle3_kimi.errors import UsageError
 BUILDERS = {"kimi_reasoning": "eagle3_kimi.builders.kimi_reasoning"}
 """Name -> module of each builder."""
 
-_ROW_DECIDING_MODULES = ("protocol.py", "schema.py", "chat.py", "generation/chains.py", "generation/rows.py")
+_ROW_DECIDING_MODULES = (
+    "protocol.py",
+    "schema.py",
+    "features.py",
+    "chat.py",
+    "prompts/*.py",
+    "generation/chains.py",
+    "generation/rows.py",
+)
 
 
 def builder_names() -> dict[str, str]:
-    """Every spelling that names a builder -> its module: the name, `builders/NAME.py`, the absolute path."""
+    """Every spelling of a builder -> its name: the name, `builders/NAME.py`, the absolute path."""
     here = Path(__file__).resolve().parent
-    spellings = {}
-    for name, module in BUILDERS.items():
-        for spelling in (name, f"builders/{name}.py", f"./builders/{name}.py", str(here / f"{name}.py")):
-            spellings[spelling] = module
-    return spellings
+    return {
+        spelling: name
+        for name in BUILDERS
+        for spelling in (name, f"builders/{name}.py", f"./builders/{name}.py", str(here / f"{name}.py"))
+    }
 
 
+@functools.cache
 def code_hash() -> str:
     """Digest of the modules that decide rows: a change of the rules makes a new cache entry."""
     package = Path(importlib.util.find_spec("eagle3_kimi").origin or "").parent  # type: ignore[union-attr]
     digest = hashlib.sha256()
-    for name in _ROW_DECIDING_MODULES:
-        digest.update((package / name).read_bytes())
+    for pattern in _ROW_DECIDING_MODULES:
+        for file in sorted(package.glob(pattern)):
+            digest.update(file.read_bytes())
     return digest.hexdigest()
 
 
@@ -58,7 +68,7 @@ def register() -> None:
 
 def _add_to_table(packaged_modules: ModuleType) -> None:
     table = packaged_modules._PACKAGED_DATASETS_MODULES
-    table.update({spelling: (module, code_hash()) for spelling, module in builder_names().items()})
+    table.update({name: (module, code_hash()) for name, module in BUILDERS.items()})
 
 
 def _wrap_factory(load: ModuleType) -> None:
@@ -75,7 +85,7 @@ def _wrap_factory(load: ModuleType) -> None:
             raise UsageError(f"load_dataset({path!r}) needs data_files: the JSONL files of prompts to generate from")
         counted, load.config.HF_UPDATE_DOWNLOAD_COUNTS = load.config.HF_UPDATE_DOWNLOAD_COUNTS, False
         try:
-            return original(path, *args, **kwargs)
+            return original(ours[path], *args, **kwargs)
         finally:
             load.config.HF_UPDATE_DOWNLOAD_COUNTS = counted
 

@@ -11,6 +11,8 @@ import typer
 
 from eagle3_kimi.errors import Eagle3KimiError
 
+KIMI = "moonshotai/Kimi-K2.5"
+
 app = typer.Typer(
     name="eagle3-kimi",
     help="EAGLE-3 draft models for Kimi-K2.5, trained on reasoning-complete samples.",
@@ -55,7 +57,7 @@ def generate(
     output: Annotated[Path, typer.Option("-o", "--output", help="Folder for the data set (save_to_disk).")],
     target: Annotated[
         str, typer.Option(help="Folder, Hub name in the local cache, or `tiny`.")
-    ] = "moonshotai/Kimi-K2.5",
+    ] = KIMI,
     target_revision: Annotated[str | None, typer.Option(help="Hub commit, branch or tag.")] = None,
     trust_remote_code: Annotated[bool, typer.Option(help="Run the target's own tokenizer code.")] = False,
     engine: Annotated[str, typer.Option(help="vllm, transformers or server.")] = "vllm",

@@ -8,7 +8,7 @@ serialises as a plain type, so a machine without this package loads the data set
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
@@ -17,11 +17,20 @@ from datasets import Features, List, Value
 
 from eagle3_kimi.errors import DataError
 from eagle3_kimi.protocol import is_blank
-from eagle3_kimi.schema import PROVENANCE, check_rows
+from eagle3_kimi.schema import PROVENANCE, check_rows, find_span_fault
 
 
-@dataclass(repr=False)
-class NonBlankText(Value):
+class _EqualToPlain(Value):
+    """Equal to the plain type, so that generated and reloaded data sets can be joined."""
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Value) and self.dtype == other.dtype
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+@dataclass(repr=False, eq=False)
+class NonBlankText(_EqualToPlain):
     """A string that is neither null nor blank."""
 
     def encode_example(self, value: Any) -> str:
@@ -40,8 +49,8 @@ class NonBlankText(Value):
         return storage
 
 
-@dataclass(repr=False)
-class TokenId(Value):
+@dataclass(repr=False, eq=False)
+class TokenId(_EqualToPlain):
     """A token id in `[0, limit)`. The limit is no dataclass field, so it does not reach the saved schema."""
 
     def below(self, limit: int | None) -> TokenId:
@@ -54,13 +63,50 @@ class TokenId(Value):
     def cast_storage(self, storage: pa.Array) -> pa.Array:
         if storage.null_count:
             raise DataError("expected token ids, got null among them")
-        storage = pc.cast(storage, self.pa_type)
-        limit = getattr(self, "_limit", None)
+        limit = getattr(self, "_limit", None) or 2**31
         if len(storage):
             low, high = pc.min(storage).as_py(), pc.max(storage).as_py()
-            if low < 0 or (limit is not None and high >= limit):
-                raise DataError(f"token ids must lie in [0, {limit or '...'}), got {low}..{high}")
-        return storage
+            if not (0 <= low and high < limit):
+                raise DataError(f"token ids must lie in [0, {limit}), got {low}..{high}")
+        return pc.cast(storage, self.pa_type)
+
+
+@dataclass(repr=False, eq=False)
+class SpanList:
+    """Spans in order, one reasoning span first of all; saved as a plain list of structs.
+
+    Not a subclass of `List`: `datasets` rebuilds those as plain ones. Whether a span ends inside the ids
+    is a rule about two columns, so it is checked for rows: by the builder and by `schema.validate`.
+    """
+
+    feature: dict[str, Value] = field(
+        default_factory=lambda: {"kind": Value("string"), "start": Value("int32"), "end": Value("int32")}
+    )
+    length: int = -1
+    id: str | None = field(default=None, repr=False)
+    _type: str = field(default="List", init=False, repr=False)
+
+    def __repr__(self) -> str:
+        return f"List({self.feature})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, List | SpanList) and other.feature == self.feature and other.length == self.length
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __call__(self) -> pa.DataType:
+        return pa.list_(pa.struct({name: value.pa_type for name, value in self.feature.items()}))
+
+    def encode_example(self, value: Any) -> list[dict[str, Any]]:
+        return [dict(span) for span in value]
+
+    def cast_storage(self, storage: pa.Array) -> pa.Array:
+        rows = storage.to_pylist()
+        for row, spans in enumerate(rows):
+            message = find_span_fault(spans or ())
+            if message:
+                raise DataError(f"row {row} of a batch, field spans: {message}; the sample belongs in quarantine")
+        return pa.array(rows, self())
 
 
 class CompleteFeatures(Features):
@@ -91,7 +137,7 @@ def build_features(vocab_size: int | None = None) -> Features:
             "conversation": List({"role": Value("string"), "content": Value("string")}),
             "prompt_token_ids": token_ids,
             "output_token_ids": token_ids,
-            "spans": List({"kind": Value("string"), "start": Value("int32"), "end": Value("int32")}),
+            "spans": SpanList(),
             "reasoning": NonBlankText("string"),
             "content": Value("string"),
             "tool_calls": Value("string"),
@@ -118,8 +164,8 @@ def build_quarantine_features() -> Features:
             "reason": Value("string"),
             "detail": Value("string"),
             "text": Value("string"),
-            "prompt_token_ids": List(Value("int32")),
-            "output_token_ids": List(Value("int32")),
+            "prompt_token_ids": List(Value("int64")),  # what was refused may hold any id
+            "output_token_ids": List(Value("int64")),
             "finish_reason": Value("string"),
         }
     )

@@ -8,7 +8,8 @@ decoded only to ask whether a span is blank and to show it to people.
     prompt ids ... <think> | r r r r <section> calls </section> <|im_end|>   tools end the thoughts
                            ^ output ids start here; spans are half-open indices into them
 
-Control tokens belong to no span. Heavy imports stay out of this module.
+Control tokens belong to no span, but for the marker before a tool call's arguments, which lies inside the
+call's span. Heavy imports stay out of this module.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ import numpy as np
 from eagle3_kimi.errors import TargetError
 
 REPLACEMENT_CHARACTER = "\ufffd"
+_MAX_TOKEN_ID = 2**31 - 1
 
 
 class Reason(StrEnum):
@@ -257,6 +259,9 @@ _MARKER_NAMES = (
 )
 
 
+_PROMPT_STATES = {"think_start": "opened", "think_end": "closed", "end_of_turn": "absent"}
+
+
 def is_blank(text: str) -> bool:
     """True when nothing in `text` can be seen: white space, controls, format characters, U+FFFC."""
     return all(unicodedata.category(c) in {"Cc", "Cf", "Zs", "Zl", "Zp"} or c == "\ufffc" for c in text)
@@ -271,7 +276,7 @@ def is_degenerate(ids: Sequence[int], *, max_period: int = 32, min_run: int = 25
     tokens = np.asarray(ids, dtype=np.int64)
     total = len(tokens)
     for period in range(1, max_period + 1):
-        if total < period * min_repeats:
+        if total < min(period * min_repeats, max(min_run, 4 * period)):
             return False
         same = tokens[period:] == tokens[:-period]
         breaks = np.flatnonzero(~same)
@@ -335,24 +340,28 @@ class ReasoningProtocol:
                 )
 
         def decode(ids: list[int]) -> str:
-            return str(tokenizer.decode(ids, skip_special_tokens=False))
+            return str(tokenizer.decode(ids))  # no keyword: Kimi's own class takes a slower path, with blanks put in
 
         return cls(markers, decode, preset=preset, vocab_size=vocab_size, min_reasoning_tokens=min_reasoning_tokens)
 
     def prompt_state(self, prompt_token_ids: Sequence[int]) -> str:
         """What the generation prompt says about the thoughts: `opened`, `closed` or `absent`.
 
-        Only what follows the last end of turn counts: earlier turns have think markers of their own.
+        Only what follows the last end of turn counts: earlier turns have think markers of their own. Where
+        markers are ordinary text, a user can write one, so only a marker that ends the prompt counts.
         """
-        state = "absent"
+        state, end = "absent", 0
         for marker in self.markers.find(prompt_token_ids):
-            if marker.name == "think_start":
-                state = "opened"
-            elif marker.name == "think_end":
-                state = "closed"
-            elif marker.name == "end_of_turn":
-                state = "absent"
+            if marker.name in _PROMPT_STATES:
+                state, end = _PROMPT_STATES[marker.name], marker.end
+        if not self.preset.literal_markers_allowed and not is_blank(self.decode(list(prompt_token_ids[end:]))):
+            return "absent"
         return state
+
+    def show(self, ids: Sequence[int]) -> str:
+        """Text for a person, of any ids: those outside the vocabulary are left out."""
+        limit = self.vocab_size if self.vocab_size is not None else _MAX_TOKEN_ID + 1
+        return self.decode([token for token in ids if 0 <= token < limit])
 
     def read(
         self, prompt_token_ids: Sequence[int], output_token_ids: Sequence[int], finish_reason: str | None
@@ -422,11 +431,13 @@ class _TurnReader:
         )
 
     def _check_range(self) -> None:
-        limit = self.protocol.vocab_size
-        for index, token in enumerate(self.output):
-            if token < 0 or (limit is not None and token >= limit):
-                self.output = self.output[:index]
-                raise _Refused(Reason.TOKEN_OUT_OF_RANGE, f"output id {token} at {index}; the vocabulary has {limit}")
+        limit = self.protocol.vocab_size if self.protocol.vocab_size is not None else _MAX_TOKEN_ID + 1
+        for name, ids in (("prompt", self.prompt), ("output", self.output)):
+            if len(ids) and not (min(ids) >= 0 and max(ids) < limit):
+                index = next(i for i, token in enumerate(ids) if not 0 <= token < limit)
+                self.output = self.output[: index if name == "output" else 0]
+                detail = f"{name} id {ids[index]} at {index}; the vocabulary has {limit}"
+                raise _Refused(Reason.TOKEN_OUT_OF_RANGE, detail)
 
     def _add(self, kind: SpanKind, start: int, end: int) -> None:
         if end <= start:
@@ -607,23 +618,21 @@ def _parse_object(text: str) -> dict[str, Any] | None:
 _LEFT_CONTEXTS = ("", "a", ".", " ", "\n")
 
 
-def _sequences(tokenizer: Any, text: str) -> tuple[tuple[int, ...], ...]:
+def _sequences(tokenizer: Any, text: str, preset: ProtocolPreset) -> tuple[tuple[int, ...], ...]:
     """Every token sequence that spells `text`: after a letter, a full stop, white space, and alone.
 
     A single-token marker has one. A marker that is ordinary text has several, since a
     SentencePiece tokenizer puts a leading-space piece before it or not.
     """
-    single = tokenizer.get_vocab().get(text)
+    single = (tokenizer.get_vocab() if preset.literal_markers_allowed else tokenizer.get_added_vocab()).get(text)
     if single is not None:
         return ((int(single),),)
     sequences: list[tuple[int, ...]] = []
     for left in _LEFT_CONTEXTS:
         ids = [int(i) for i in tokenizer.encode(left + text, add_special_tokens=False)]
         for start in range(len(ids)):
-            if tokenizer.decode(ids[start:], skip_special_tokens=False).strip() == text:
-                shortest = start
-                if tuple(ids[start:]) not in sequences:
-                    sequences.append(tuple(ids[shortest:]))
+            if tokenizer.decode(ids[start:]).strip() == text and tuple(ids[start:]) not in sequences:
+                sequences.append(tuple(ids[start:]))
     return tuple(sequences)
 
 
@@ -638,7 +647,7 @@ def _markers_of(tokenizer: Any, preset: ProtocolPreset) -> Markers:
         wanted[name] = (text,) if text else ()
     found: dict[str, tuple[tuple[int, ...], ...]] = {}
     for name, texts in wanted.items():
-        sequences = tuple(s for text in texts for s in _sequences(tokenizer, text))
+        sequences = tuple(s for text in texts for s in _sequences(tokenizer, text, preset))
         needed = name in {"think_start", "think_end", "end_of_turn"}
         if needed and preset.literal_markers_allowed and any(len(s) > 1 for s in sequences):
             sequences = tuple(s for s in sequences if len(s) == 1)

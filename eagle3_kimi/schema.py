@@ -66,9 +66,16 @@ def find_row_faults(row: Mapping[str, Any], index: int = 0, vocab_size: int | No
         ids = row.get(field)
         if not ids:
             fault(field, "expected at least one token id, got none")
+        elif None in ids:
+            fault(field, "expected token ids, got null among them")
         elif min(ids) < 0 or (vocab_size is not None and max(ids) >= vocab_size):
             fault(field, f"token ids must lie in [0, {vocab_size or '...'}), got {min(ids)}..{max(ids)}")
-    faults.extend(_find_span_faults(row, index))
+    spans: Sequence[Mapping[str, Any]] = row.get("spans") or []
+    message = find_span_fault(spans, len(row.get("output_token_ids") or ()))
+    if message:
+        fault("spans", message)
+    elif "num_reasoning_tokens" in row and row["num_reasoning_tokens"] != spans[0]["end"] - spans[0]["start"]:
+        fault("num_reasoning_tokens", f"is {row['num_reasoning_tokens']}, but the reasoning span has another length")
     if is_blank(row.get("content") or "") and (row.get("tool_calls") or "[]") == "[]":
         fault("content", "expected an answer or tool calls, got neither")
     counts = {"num_prompt_tokens": "prompt_token_ids", "num_output_tokens": "output_token_ids"}
@@ -78,20 +85,22 @@ def find_row_faults(row: Mapping[str, Any], index: int = 0, vocab_size: int | No
     return faults
 
 
-def _find_span_faults(row: Mapping[str, Any], index: int) -> list[RowFault]:
-    total, previous, kinds = len(row.get("output_token_ids") or ()), 0, []
-    for span in row.get("spans") or ():
-        start, end = span["start"], span["end"]
-        if span["kind"] not in set(SpanKind):
-            return [RowFault(index, "spans", f"unknown kind {span['kind']!r}; known: {', '.join(SpanKind)}")]
-        if not previous <= start < end <= total:
-            message = f"span [{start}, {end}) is empty, out of order or outside the {total} output ids"
-            return [RowFault(index, "spans", message)]
+def find_span_fault(spans: Sequence[Mapping[str, Any]], num_output_tokens: int | None = None) -> str:
+    """What is wrong with the spans of one row, or an empty string. Without a length, ends are not limited."""
+    previous, kinds = 0, []
+    for span in spans:
+        kind, start, end = span["kind"], span["start"], span["end"]
+        if kind not in set(SpanKind):
+            return f"unknown kind {kind!r}; known: {', '.join(SpanKind)}"
+        if start is None or end is None or not previous <= start < end:
+            return f"span [{start}, {end}) is empty or out of order"
+        if num_output_tokens is not None and end > num_output_tokens:
+            return f"span [{start}, {end}) is outside the {num_output_tokens} output ids"
         previous = end
-        kinds.append(span["kind"])
+        kinds.append(kind)
     if kinds[:1] != [SpanKind.REASONING] or kinds.count(SpanKind.REASONING) != 1:
-        return [RowFault(index, "spans", f"expected one reasoning span, first of all; got {kinds}")]
-    return []
+        return f"expected one reasoning span, first of all; got {kinds}"
+    return ""
 
 
 def check_rows(rows: Sequence[Mapping[str, Any]], vocab_size: int | None = None) -> None:

@@ -69,9 +69,12 @@ class Target:
         auto_map = json.loads(config.read_text(encoding="utf-8")).get("auto_map") if config.is_file() else None
         if auto_map and not self.trust_remote_code and not (self.path / "tokenizer.json").is_file():
             raise TargetError(
-                f"{self.name} brings its own tokenizer code ({auto_map}). Read it, then allow it with --trust-remote-code."
+                f"{self.name} brings its own tokenizer code ({auto_map}); read it, then allow it: --trust-remote-code"
             )
-        return AutoTokenizer.from_pretrained(str(self.path), trust_remote_code=self.trust_remote_code)
+        try:
+            return AutoTokenizer.from_pretrained(str(self.path), trust_remote_code=self.trust_remote_code)
+        except (OSError, ValueError) as error:
+            raise TargetError(f"{self.path} has no tokenizer that can be loaded: {error}") from error
 
     def load_protocol(self, tokenizer: Any, *, min_reasoning_tokens: int = 1) -> ReasoningProtocol:
         """The reasoning protocol of this target's family, with the tokenizer's ids."""
@@ -135,11 +138,12 @@ def resolve_target(name: str | Path, *, revision: str | None = None, trust_remot
         from eagle3_kimi.tiny import cached_tiny_target
 
         path = cached_tiny_target()
-        return Target(name=TINY, path=path, revision=folder_digest(path), trust_remote_code=trust_remote_code)
+        digest = _check_folder_revision(path, revision)
+        return Target(name=TINY, path=path, revision=digest, trust_remote_code=trust_remote_code)
     if path.is_dir():
         if not (path / "config.json").is_file():
             raise UsageError(f"{path} has no config.json; --target wants a model folder, a Hub name or `tiny`")
-        digest = revision or folder_digest(path)
+        digest = _check_folder_revision(path, revision)
         return Target(name=str(name), path=path, revision=digest, trust_remote_code=trust_remote_code)
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
@@ -152,6 +156,19 @@ def resolve_target(name: str | Path, *, revision: str | None = None, trust_remot
             f"fetch it with `hf download {name}` or give its folder"
         ) from error
     return Target(name=str(name), path=snapshot, revision=snapshot.name, trust_remote_code=trust_remote_code)
+
+
+def _check_folder_revision(path: Path, revision: str | None) -> str:
+    """The folder's digest, or the commit that a Hub snapshot's folder is named after."""
+    if revision is not None and revision == path.name:
+        return revision
+    digest = folder_digest(path)
+    if revision not in {None, digest}:
+        raise UsageError(
+            f"{path} is a folder whose content has the digest {digest}; it has no revision {revision!r}. "
+            "Leave the revision out, or name the target by its Hub name."
+        )
+    return digest
 
 
 def folder_digest(path: Path) -> str:

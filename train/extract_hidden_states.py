@@ -18,7 +18,7 @@ from __future__ import annotations
 import logging
 import sys
 
-from jsonargparse import ArgumentParser
+from jsonargparse import ArgumentParser, set_parsing_settings
 
 from eagle3_kimi.errors import Eagle3KimiError
 from eagle3_kimi.hidden_states.extract import ExtractConfig, extract_hidden_states
@@ -27,6 +27,7 @@ from eagle3_kimi.hidden_states.extract import ExtractConfig, extract_hidden_stat
 def main(args: list[str] | None = None) -> None:
     """Parses `--config FILE` and flags, extracts, prints nothing but the log."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stderr)
+    set_parsing_settings(docstring_parse_attribute_docstrings=True)  # --help shows the fields' docstrings
     parser = ArgumentParser(description="Extracts hidden states into a feature store; flags win over the file.")
     parser.add_argument("--config", action="config", help="YAML file of the options below")
     parser.add_class_arguments(ExtractConfig)

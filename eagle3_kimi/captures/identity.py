@@ -24,20 +24,30 @@ def row_id(row: Any) -> str | None:
     return None
 
 
-def identity_of(row: Any, raw: bytes, *, prompt: Any = None, file: str = "") -> int:
+def identity_of(row: Any, raw: bytes, *, name: str | None, prompt: Any = None, file: str = "") -> int:
     """64 bits that name the request behind a row.
 
     Its id, with the prompt where the row carries one; the prompt alone where there is no id; the row itself
     where there is neither. Bare numbers count within their file only: every shard starts again from 0.
+
+    Args:
+        row: the record.
+        raw: its bytes.
+        name: its `row_id`.
+        prompt: what was asked, where that is known apart from the row.
+        file: the file it stands in.
     """
-    name = row_id(row)
     if prompt is None and isinstance(row, dict):
-        prompt = next((_asked(row[key]) for key in _PROMPT_NAMES if row.get(key)), None)
+        for key in _PROMPT_NAMES:
+            if row.get(key):
+                prompt = _asked(row[key])
+                break
     if name is None and prompt is None:
         return _digest(raw)
-    sample = row.get("sample_index") if isinstance(row, dict) else None
+    sample = row.get("sample_index", "") if isinstance(row, dict) else ""
     scope = file if name is not None and name.isdigit() else ""
-    return _digest(json.dumps([name, prompt, sample, scope], sort_keys=True, default=str).encode())
+    asked = json.dumps(prompt, sort_keys=True, default=str) if prompt is not None else ""
+    return _digest(f"{name}\0{sample}\0{scope}\0{asked}".encode("utf-8", "surrogatepass"))
 
 
 def _asked(prompt: Any) -> Any:

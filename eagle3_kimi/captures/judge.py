@@ -153,9 +153,9 @@ def _read_text(turn: Turn, context: CaptureContext, state: str, ids: IdsReading 
     markers = context.markers
     has_reasoning = not is_blank(_without_tags(fields.reasoning, context))
     if has_reasoning:
-        pieces = tidy_parsed(fields.reasoning, fields.content, markers)
+        pieces = tidy_parsed(fields.reasoning, fields.content, markers, parsed=bool(calls))
     elif markers.may_be_in(fields.content):
-        pieces = split_raw(fields.content, markers, opened=state == "opened")
+        pieces = split_raw(fields.content, markers, opened=state == "opened", parsed=bool(calls))
     else:
         raise _missing(turn, fields, ids)
     pieces.repairs.extend(fields.repairs)
@@ -222,9 +222,9 @@ def _check_complete(pieces: Pieces, turn: Turn, context: CaptureContext) -> None
     if reasoning == content or (len(reasoning) >= _MIN_COPY and content.startswith(reasoning)):
         raise Refused(Fault.CONTENT_REPEATS_REASONING, "the content begins with a copy of the reasoning: two readings")
     check_declared(pieces.tool_calls, (context.request_body or turn.request).get("tools"))
-    calls = "".join(call["function"]["arguments"] for call in pieces.tool_calls)
+    calls = "".join(call["function"]["name"] + call["function"]["arguments"] for call in pieces.tool_calls)
     if has_surrogates(calls):
-        raise Refused(Fault.LONE_SURROGATE, "the tool arguments hold half of a surrogate pair")
+        raise Refused(Fault.LONE_SURROGATE, "a tool call holds half of a surrogate pair")
     if REPLACEMENT_CHARACTER in reasoning + content + calls and not _prompt_has_replacement(turn, context):
         raise Refused(Reason.REPLACEMENT_CHARACTER, "the text holds U+FFFD: bytes that are no character")
     if is_degenerate_text(reasoning):

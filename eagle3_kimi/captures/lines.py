@@ -7,34 +7,22 @@ so; lines are cut at newline bytes only (U+2028 and its kind belong to strings).
 from __future__ import annotations
 
 import codecs
-import gzip
-import io
 import json
 import re
-import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from eagle3_kimi.captures.sources import Read, open_source, read_again, read_fully
 from eagle3_kimi.captures.streams import is_chunk
-from eagle3_kimi.errors import UsageError
 
 BLOCK_BYTES = 1 << 21
 _HEAD = 1 << 16
-_PACKED = {
-    b"PAR1": "Parquet; load it with datasets and write JSONL",
-    b"PK\x03\x04": "a zip archive; unpack it first",
-    b"\x28\xb5\x2f\xfd": "zstandard; unpack it first",
-    b"\xfd7zX": "xz; unpack it first",
-    b"BZh": "bzip2; unpack it first",
-}
 _EVENT = re.compile(rb"(?:data|event|id|retry)?:")
 _OPEN_ENDED = re.compile(rb"[\[{,]\s*$")
 _SEPARATORS = re.compile(r"[\s,\]]*")
 _MAX_RECORDS = 512
-
-Read = Callable[[int], bytes]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +42,9 @@ def read_blocks(source: Path | bytes, size: int = BLOCK_BYTES) -> Iterator[Block
     Raises:
         UsageError: the file is in a format that holds no JSON text.
     """
-    read = _reader(source)
-    head = read(_HEAD)
-    read = _after(head, read)
+    read = open_source(source)
+    head = read_fully(read, _HEAD)
+    read = read_again(head, read)
     layout = _guess_layout(head)
     if layout == "lines":
         return _blocks_of_lines(read, size)
@@ -65,42 +53,6 @@ def read_blocks(source: Path | bytes, size: int = BLOCK_BYTES) -> Iterator[Block
     if layout == "whole":
         return iter([Block(1, b" ".join(_read_all(read).split(b"\n")), unterminated=True)])
     return _blocks_of_records(_read_documents(read, is_array=layout == "array"), size)
-
-
-def _reader(source: Path | bytes) -> Read:
-    stream: Any = io.BytesIO(source) if isinstance(source, bytes) else source.open("rb")
-    magic = stream.read(4)
-    stream.seek(0)
-    for start, advice in _PACKED.items():
-        if magic.startswith(start):
-            raise UsageError(f"{source if isinstance(source, Path) else 'the data'}: expected JSON, came {advice}")
-    if magic.startswith(b"\x1f\x8b"):
-        stream = gzip.GzipFile(fileobj=stream)
-    start = _read_whole_pieces(stream.read)(3)
-    if start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        stream.seek(0)
-        text = io.TextIOWrapper(stream, encoding="utf-16", errors="replace", newline="")
-        return lambda size: text.read(size).encode("utf-8", "surrogatepass")
-    rest = _read_whole_pieces(stream.read)
-    return rest if start == codecs.BOM_UTF8 else _after(start, rest)
-
-
-def _read_whole_pieces(read: Read) -> Read:
-    """A cut or damaged gzip file ends where its damage begins; what came before is read."""
-
-    def read_or_end(size: int) -> bytes:
-        try:
-            return read(size)
-        except (EOFError, zlib.error, gzip.BadGzipFile):
-            return b""
-
-    return read_or_end
-
-
-def _after(head: bytes, read: Read) -> Read:
-    """Reads `head` again before the rest."""
-    waiting = [head] if head else []
-    return lambda size: waiting.pop() if waiting else read(size)
 
 
 def _guess_layout(head: bytes) -> str:

@@ -91,8 +91,9 @@ def judge_records(
         prompt = prompts[index] if prompts is not None else None
         own = known if prompt is None else dataclasses.replace(known, prompt=prompt)
         raw = json.dumps(record, sort_keys=True, default=str).encode()
-        identity = identity_of(record, raw, prompt=prompt)
-        rows.append(Row(line=index + 1, id=row_id(record), identity=identity, verdicts=judge(record, own), raw=raw))
+        name = row_id(record)
+        identity = identity_of(record, raw, name=name, prompt=prompt)
+        rows.append(Row(line=index + 1, id=name, identity=identity, verdicts=judge(record, own), raw=raw))
     return _conclude(rows)
 
 
@@ -107,13 +108,14 @@ def judge_block(block: Block, context: CaptureContext, *, file: str = "") -> Ite
             yield _damaged_row(number, line, torn=block.unterminated)
             continue
         for record in records:
+            raw, name = line if len(records) == 1 else json.dumps(record).encode(), row_id(record)
             yield Row(
                 line=number,
-                id=row_id(record),
-                identity=identity_of(record, line if len(records) == 1 else repr(record).encode(), file=file),
+                id=name,
+                identity=identity_of(record, raw, name=name, file=file),
                 verdicts=judge(record, context),
                 repair=Repair.JOINED_LINES_SPLIT if len(records) > 1 else None,
-                raw=line if len(records) == 1 else json.dumps(record).encode(),
+                raw=raw,
             )
 
 

@@ -51,11 +51,14 @@ def find_markers(text: str, markers: TextMarkers) -> list[FoundMarker]:
     return found
 
 
-def split_raw(text: str, markers: TextMarkers, *, opened: bool) -> Pieces:
+def split_raw(text: str, markers: TextMarkers, *, opened: bool, parsed: bool = False) -> Pieces:
     """Splits what the model wrote into reasoning, answer and tool calls.
 
     Args:
+        text: all that the model wrote.
+        markers: the family's markers.
         opened: the prompt opened the thoughts.
+        parsed: the server took tool calls out of the text.
 
     Raises:
         Refused: no boundary, or more than one reading.
@@ -76,6 +79,8 @@ def split_raw(text: str, markers: TextMarkers, *, opened: bool) -> Pieces:
         raise Refused(Fault.MISSING_REASONING, "neither the prompt nor the text opens any thoughts")
     boundary = next((m for m in found if m.kind in {"closing", "tool"}), None)
     if boundary is None:
+        if inline and parsed and not found:  # the tool section that ended the thoughts was taken out
+            return Pieces(reasoning=text[start:], repairs=[Repair.SPLIT_INLINE_THINK])
         if inline:
             raise Refused(Reason.UNCLOSED_THOUGHTS, f"{markers.opening} without {markers.closing}")
         raise Refused(Fault.MISSING_REASONING, f"no {markers.closing}: nothing shows where thoughts end")
@@ -84,14 +89,14 @@ def split_raw(text: str, markers: TextMarkers, *, opened: bool) -> Pieces:
     pieces = Pieces(reasoning=text[start : boundary.start])
     if boundary.kind == "closing":
         pieces.repairs.append(Repair.SPLIT_INLINE_THINK if inline else Repair.SPLIT_PREFILLED_THINK)
-        read_answer(text[boundary.end :], markers, pieces)
+        read_answer(text[boundary.end :], markers, pieces, parsed=parsed)
     else:
-        read_answer(text[boundary.start :], markers, pieces)
+        read_answer(text[boundary.start :], markers, pieces, parsed=parsed)
         pieces.repairs[0] = Repair.TOOL_SECTION_CUT_FROM_REASONING
     return pieces
 
 
-def read_answer(text: str, markers: TextMarkers, pieces: Pieces) -> None:
+def read_answer(text: str, markers: TextMarkers, pieces: Pieces, *, parsed: bool = False) -> None:
     """Reads the text after the thoughts into `pieces`: content, tool section, end of turn.
 
     Raises:
@@ -103,7 +108,7 @@ def read_answer(text: str, markers: TextMarkers, pieces: Pieces) -> None:
     found = find_markers(text, markers)
     if found and found[0].kind == "tool":
         pieces.content = text[: found[0].start]
-        pieces.tool_calls, end = parse_tool_section(text, found[0].start)
+        pieces.tool_calls, end = parse_tool_section(text, found[0].start, parsed=parsed)
         pieces.repairs.append(Repair.TOOL_SECTION_PARSED_FROM_CONTENT)
         if not is_blank(_without_end(text[end:], markers, pieces)):
             raise Refused(Reason.TEXT_AFTER_TOOL_SECTION, f"text after the tool section: {text[end:][:60]!r}")
@@ -134,7 +139,7 @@ def _misplaced(text: str, marker: FoundMarker) -> Refused:
     return Refused(Reason.INVALID_TOOL_SECTION, f"{where} has no place there")
 
 
-def tidy_parsed(reasoning: str, content: str, markers: TextMarkers) -> Pieces:
+def tidy_parsed(reasoning: str, content: str, markers: TextMarkers, *, parsed: bool = False) -> Pieces:
     """Reads a turn whose reasoning came in a field of its own; both texts may still hold markers.
 
     Raises:
@@ -152,20 +157,20 @@ def tidy_parsed(reasoning: str, content: str, markers: TextMarkers) -> Pieces:
     if found and not is_blank(content):
         raise _misplaced(reasoning, found[0])
     if found:  # the field holds all that the model wrote
-        pieces = split_raw(reasoning[start:end], markers, opened=True)
+        pieces = split_raw(reasoning[start:end], markers, opened=True, parsed=parsed)
         if pieces.repairs[0] is Repair.SPLIT_PREFILLED_THINK:
             pieces.repairs[0] = Repair.SPLIT_REASONING_FIELD
         pieces.repairs.extend(repairs)
         return pieces
     pieces = Pieces(reasoning=reasoning[start:end], repairs=repairs)
     if markers.may_be_in(content):
-        _tidy_content(pieces, content, markers)
+        _tidy_content(pieces, content, markers, parsed=parsed)
     else:
         pieces.content = content
     return pieces
 
 
-def _tidy_content(pieces: Pieces, content: str, markers: TextMarkers) -> None:
+def _tidy_content(pieces: Pieces, content: str, markers: TextMarkers, *, parsed: bool) -> None:
     found = find_markers(content, markers)
     closing = next((m for m in found if m.kind == "closing"), None)
     if closing is not None:
@@ -179,7 +184,7 @@ def _tidy_content(pieces: Pieces, content: str, markers: TextMarkers) -> None:
                 Fault.AMBIGUOUS_SPLIT,
                 f"reasoning in its field, {markers.closing} in the content: thoughts cut in two, or text about a tag?",
             )
-    read_answer(content, markers, pieces)
+    read_answer(content, markers, pieces, parsed=parsed)
 
 
 def _join_halved_tag(reasoning: str, content: str, markers: TextMarkers) -> tuple[str, str, list[Repair]]:

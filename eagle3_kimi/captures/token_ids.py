@@ -27,7 +27,7 @@ _KIMI_IDS: dict[str, tuple[int, ...]] = {
     "tool_call_end": (163599,),
     "foreign": (163584, 163587, 163588, 163594, 163601, 163838, 163839),
 }
-_PROMPT_ID, _OPENING_ID = -2, -1
+_PROMPT_ID, _OPENING_ID = 2**31 - 2, 2**31 - 1
 """Ids that stand for the prompt's text, and for an opening tag whose own id is not known."""
 
 _NEEDS_TEXT = frozenset({Reason.INVALID_TOOL_SECTION, Reason.INVALID_TOOL_ARGUMENTS, Reason.TEXT_AFTER_TOOL_SECTION})
@@ -61,8 +61,9 @@ def read_token_ids(
     if not readable and not protocol.markers.find(output):
         return None  # another family's ids, and no table of them
     opening = protocol.markers.think_start[0]
-    if prompt is None or protocol.prompt_state(prompt) == "absent":
-        prompt = [*([] if context.protocol else [_PROMPT_ID]), *(opening if state == "opened" else ())]
+    if prompt is None or not protocol.markers.find(prompt):
+        text = [_PROMPT_ID] if context.token_table and context.protocol is None else []
+        prompt = [*text, *(opening if state == "opened" else ())]
     turn = protocol.read(prompt, output, finish or "stop")
     if not readable and turn.reason in _NEEDS_TEXT:
         turn = TurnReading(reason=Reason.OK)
@@ -70,9 +71,9 @@ def read_token_ids(
 
 
 def prompt_state_of_ids(prompt: list[int], context: CaptureContext) -> str | None:
-    """`opened` or `closed` by the prompt's ids; None where they hold no think marker this family knows."""
-    state = (context.protocol or _protocol_of(context)).prompt_state(prompt)
-    return None if state == "absent" else state
+    """`opened`, `closed` or `absent` by the prompt's ids; None where they hold no marker this family knows."""
+    protocol = context.protocol or _protocol_of(context)
+    return protocol.prompt_state(prompt) if protocol.markers.find(prompt) else None
 
 
 def _protocol_of(context: CaptureContext) -> ReasoningProtocol:

@@ -24,8 +24,13 @@ _CALL = re.compile(
 _CALL_ID = re.compile(r"(?:functions\.)?([\w.\-/]+):\d+")
 
 
-def parse_tool_section(text: str, start: int) -> tuple[list[dict[str, Any]], int]:
+def parse_tool_section(text: str, start: int, *, parsed: bool = False) -> tuple[list[dict[str, Any]], int]:
     """Parses the tool section, or the bare calls, that begin at `start`.
+
+    Args:
+        text: what the model wrote.
+        start: where the section's first marker stands.
+        parsed: the server took the calls out; empty markers may be left.
 
     Returns:
         the calls and the index after the section.
@@ -40,6 +45,8 @@ def parse_tool_section(text: str, start: int) -> tuple[list[dict[str, Any]], int
         calls.append(_call_of(match[1], match[2]))
         position = match.end()
     closed = _END.match(text, position)
+    if parsed and opened and not calls and (closed or not text[position:].strip()):
+        return [], closed.end() if closed else position
     if not calls and closed:
         raise Refused(Reason.INVALID_TOOL_SECTION, "the tool section holds no call")
     if not calls or (opened and not closed):

@@ -91,7 +91,7 @@ class Refused(Exception):
         self.reason, self.detail = reason, detail
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)  # not frozen: one is made for every response
 class CaptureVerdict:
     """The verdict on one choice of one response."""
 

@@ -60,7 +60,9 @@ class Generation:
     output_token_ids: list[int]
     """The stop token is the last one where the model stopped by itself."""
     finish_reason: str
-    """`stop`, `length`, `abort`, or what the engine said."""
+    """`stop`, `length`, `abort`, `error`, or what the engine said."""
+    error: str = ""
+    """Why the engine could not answer; goes to the quarantine."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,6 +72,20 @@ class EngineInfo:
     name: str
     version: str
     device: str
+
+
+def refuse_long_prompt(request: GenerationRequest, max_model_len: int) -> Generation | None:
+    """The failed generation of a prompt that leaves no room for an answer; None where there is room."""
+    length = len(request.prompt_token_ids)
+    if length < max_model_len:
+        return None
+    return Generation(
+        request_id=request.id,
+        prompt_token_ids=request.prompt_token_ids,
+        output_token_ids=[],
+        finish_reason="error",
+        error=f"the prompt has {length} tokens, the engine takes {max_model_len} with the answer: raise max_model_len",
+    )
 
 
 class TargetEngine(Protocol):

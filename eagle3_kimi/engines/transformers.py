@@ -6,7 +6,15 @@ from collections import deque
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from eagle3_kimi.engines.base import EngineInfo, EngineOptions, Generation, GenerationRequest, SamplingOptions
+from eagle3_kimi.engines.base import (
+    EngineInfo,
+    EngineOptions,
+    Generation,
+    GenerationRequest,
+    SamplingOptions,
+    refuse_long_prompt,
+)
+from eagle3_kimi.errors import EngineError
 from eagle3_kimi.target import Target
 
 if TYPE_CHECKING:
@@ -20,9 +28,12 @@ def load_model(target: Target, dtype: str) -> Any:
     import torch
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(
-        str(target.path), dtype=dtype, trust_remote_code=target.trust_remote_code
-    )
+    try:
+        model = AutoModelForCausalLM.from_pretrained(
+            str(target.path), dtype=dtype, trust_remote_code=target.trust_remote_code
+        )
+    except (OSError, ValueError) as error:
+        raise EngineError(f"transformers cannot load {target.name} ({target.path}): {error}") from error
     return model.eval().to("cuda" if torch.cuda.is_available() else "cpu")
 
 
@@ -42,8 +53,15 @@ class TransformersEngine:
     ) -> Iterator[Generation]:
         """See `TargetEngine.generate`."""
         while queue:
-            batch = [queue.popleft() for _ in range(min(_BATCH_SIZE, len(queue)))]
-            yield from self._generate_batch(batch, sampling, frozenset(stop_token_ids))
+            batch: list[GenerationRequest] = []
+            while queue and len(batch) < _BATCH_SIZE:
+                request = queue.popleft()
+                if refused := refuse_long_prompt(request, self._max_model_len):
+                    yield refused
+                else:
+                    batch.append(request)
+            if batch:
+                yield from self._generate_batch(batch, sampling, frozenset(stop_token_ids))
 
     def _generate_batch(
         self, batch: list[GenerationRequest], sampling: SamplingOptions, stop: frozenset[int]
@@ -63,25 +81,25 @@ class TransformersEngine:
         cache: Any = None
         mask = mask.to(device)
         step_ids = ids.to(device)
-        with torch.inference_mode():
-            while len(finished) < len(batch):
-                positions = (mask.cumsum(-1) - 1).clamp(min=0)[:, -step_ids.shape[1] :]
+        while len(finished) < len(batch):
+            positions = (mask.cumsum(-1) - 1).clamp(min=0)[:, -step_ids.shape[1] :]
+            with torch.inference_mode():  # not around the yield: the caller would run inside it
                 result = self._model(
                     step_ids, attention_mask=mask, position_ids=positions, past_key_values=cache, use_cache=True,
                     logits_to_keep=1,
                 )  # fmt: skip
-                cache = result.past_key_values
-                chosen = _sample(result.logits[:, -1].float().cpu(), sampling, generators)
-                for row, token in enumerate(chosen):
-                    if row in finished:
-                        continue
-                    outputs[row].append(token)
-                    reason = self._finish_reason(batch[row], outputs[row], sampling, stop)
-                    if reason:
-                        finished[row] = reason
-                        yield self._generation(batch[row], outputs[row], reason)
-                step_ids = torch.tensor(chosen, device=device)[:, None]
-                mask = torch.cat([mask, mask.new_ones(len(batch), 1)], dim=1)
+            cache = result.past_key_values
+            chosen = _sample(result.logits[:, -1].float().cpu(), sampling, generators)
+            for row, token in enumerate(chosen):
+                if row in finished:
+                    continue
+                outputs[row].append(token)
+                reason = self._finish_reason(batch[row], outputs[row], sampling, stop)
+                if reason:
+                    finished[row] = reason
+                    yield self._generation(batch[row], outputs[row], reason)
+            step_ids = torch.tensor(chosen, device=device)[:, None]
+            mask = torch.cat([mask, mask.new_ones(len(batch), 1)], dim=1)
 
     def _finish_reason(
         self, request: GenerationRequest, output: list[int], sampling: SamplingOptions, stop: frozenset[int]

@@ -9,7 +9,14 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
-from eagle3_kimi.engines.base import EngineInfo, EngineOptions, Generation, GenerationRequest, SamplingOptions
+from eagle3_kimi.engines.base import (
+    EngineInfo,
+    EngineOptions,
+    Generation,
+    GenerationRequest,
+    SamplingOptions,
+    refuse_long_prompt,
+)
 from eagle3_kimi.errors import EngineError
 from eagle3_kimi.target import Target
 
@@ -88,6 +95,9 @@ class VllmEngine:
         while queue or in_flight:
             while queue and len(in_flight) < self._max_in_flight:
                 request = queue.popleft()
+                if refused := refuse_long_prompt(request, engine.model_config.max_model_len):
+                    yield refused
+                    continue
                 in_flight[request.id] = request
                 engine.add_request(
                     request.id,

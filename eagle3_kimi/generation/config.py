@@ -93,6 +93,7 @@ def tokenizer_hash(tokenizer: Any) -> str:
     return fingerprint(sorted(tokenizer.get_vocab().items()))
 
 
-def request_seed(run_seed: int, sample_id: str) -> int:
-    """Seed of one request, below 2**31 since not every engine takes more."""
-    return int(hashlib.sha256(f"{run_seed}/{sample_id}".encode()).hexdigest()[:8], 16) & 0x7FFFFFFF
+def request_seed(run_seed: int, sample_id: str, attempt: int = 0) -> int:
+    """Seed of one request, below 2**31 since not every engine takes more. A retry has a seed of its own."""
+    key = f"{run_seed}/{sample_id}" + (f"/{attempt}" if attempt else "")
+    return int(hashlib.sha256(key.encode()).hexdigest()[:8], 16) & 0x7FFFFFFF

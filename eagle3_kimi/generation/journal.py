@@ -25,10 +25,11 @@ Record = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class JournalEntry:
-    """Where a record stands, in bytes from the start, and its reason."""
+    """Where the last record of a sample stands, in bytes from the start, its reason, and how many there are."""
 
     offset: int
     reason: str
+    attempts: int = 1
 
 
 def default_journal_dir() -> Path:
@@ -58,28 +59,33 @@ class Journal:
         self._reader: IO[bytes] | None = None
 
     def __enter__(self) -> Journal:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
         try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
             self._lock.acquire(timeout=0)
+            self.path.with_suffix(".key.json").write_text(json.dumps(self._key, indent=1, sort_keys=True) + "\n")
+            self._cut_torn_tail()
+            # Unbuffered: what could not be written must not be waiting when the file is closed.
+            self._file = self.path.open("ab", buffering=0)
         except Timeout:
             raise RunStopped(
                 f"another run is writing the journal {self.path}; wait for it to end, or give --journal-dir"
             ) from None
-        self.path.with_suffix(".key.json").write_text(json.dumps(self._key, indent=1, sort_keys=True) + "\n")
-        self._cut_torn_tail()
-        self._file = self.path.open("ab")
+        except OSError as error:
+            self._lock.release()
+            raise RunStopped(f"cannot open the journal {self.path}: {error.strerror}") from error
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Journal, (self.path.parent, self._key)
 
     def __exit__(self, *_: object) -> None:
-        if self._file is not None:
-            self._file.flush()
+        assert self._file is not None
+        try:
             os.fsync(self._file.fileno())
+        finally:
             self._file.close()
             self._file = None
-        self._lock.release()
+            self._lock.release()
 
     def append(self, record: Record) -> None:
         """Writes one finished sample and hands it to the kernel.
@@ -88,11 +94,11 @@ class Journal:
             RunStopped: the disk is full; the journal is cut back to its last whole record.
         """
         assert self._file is not None, "append needs the journal opened with `with`"
-        line = encode_record(record)
-        end = self._file.tell()
+        line = memoryview(encode_record(record))
+        end = self._file.seek(0, os.SEEK_END)
         try:
-            self._file.write(line)
-            self._file.flush()
+            while line:
+                line = line[self._file.write(line) :]
         except OSError as error:
             os.truncate(self.path, end)
             raise RunStopped(
@@ -118,7 +124,10 @@ class Journal:
                         f"{self.path}, line {number}: the checksum does not fit; the file was damaged or edited. "
                         "Restore it, or delete that line to generate the sample again."
                     )
-                entries[head["id"].decode()] = JournalEntry(offset, head["reason"].decode())
+                sample_id = head["id"].decode()
+                earlier = entries.get(sample_id)
+                attempts = 1 + (earlier.attempts if earlier else 0)
+                entries[sample_id] = JournalEntry(offset, head["reason"].decode(), attempts)
                 offset += len(line)
         return entries
 

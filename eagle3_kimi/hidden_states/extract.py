@@ -9,6 +9,7 @@ Prefill only, token-exact: prompt ids + output ids, without the last one, which 
 from __future__ import annotations
 
 import logging
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -58,14 +59,14 @@ def extract_hidden_states(config: ExtractConfig) -> ExtractSummary:
     written = tokens = refused = 0
     if remaining:
         share = plan_shares(remaining, ranks.num_groups, window=config.window)[ranks.group]
-        run = ShareRun(config, target, reader, manifest, ranks, max(ref.num_tokens for ref in remaining))
-        run.extract(share)
-        totals = [counts for counts in ranks.gather(run.counts if ranks.is_leader else None) if counts is not None]
-        written, tokens, refused = (sum(column) for column in zip(*totals, strict=True))
+        longest = max(ref.num_tokens for ref in remaining)
+        with closing(ShareRun(config, target, reader, manifest, ranks, longest)) as run:
+            run.extract(share)
+            counts = [counts for counts in ranks.gather(run.counts if ranks.is_leader else None) if counts is not None]
+        written, tokens, refused = (sum(column) for column in zip(*counts, strict=True))
     if ranks.rank == 0:
         update_manifest(config.output, dataset_fingerprint=manifest.dataset_fingerprint)
         logger.info("%s: %d samples (%d tokens) written, %d refused", config.output, written, tokens, refused)
-    ranks.gather(None)
     return ExtractSummary(samples=written, tokens=tokens, skipped=skipped, refused=refused)
 
 

@@ -32,7 +32,8 @@ class FirstLayers:
         values = {key: value for key, value in target.config.items() if key not in ("auto_map", "quantization_config")}
         model_type = values.pop("model_type")
         # the embedding stays on disk: only the rows asked for are read
-        values.update(num_hidden_layers=num_layers, vocab_size=1, pad_token_id=None, dtype="float32")
+        values.update(num_hidden_layers=num_layers, vocab_size=1, dtype="float32")
+        values.update(bos_token_id=None, eos_token_id=None, pad_token_id=None)
         config = AutoConfig.for_model(_TEXT_MODEL_TYPES.get(model_type, model_type), **values)
         self._model = AutoModel.from_config(config).eval()
         state = {name: self._read(name) for name in self._model.state_dict() if name.startswith("layers.")}

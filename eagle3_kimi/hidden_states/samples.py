@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -92,7 +93,7 @@ class SampleReader:
 
     def provenance(self, key: str) -> Any:
         """A value all samples share, e.g. `temperature`; None where the data set does not say or they differ."""
-        values = set()
+        values: set[Any] = set()
         for split in self._splits.values():
             if "provenance" not in split.column_names:
                 return None
@@ -109,11 +110,15 @@ class SampleReader:
 def plan_shares(refs: Sequence[SampleRef], num_groups: int, *, window: int) -> list[list[SampleRef]]:
     """Deals samples out to data-parallel groups; the same on every rank.
 
-    Inside each window samples go from long to short, in turn to each group: shares are even in
-    tokens, neighbours are of like length, and progress through the data set stays in order.
+    Inside each window samples go from long to short, to the groups there and back again, so that
+    shares are even in tokens and neighbours are of like length:
+
+        lengths  9 8 7 6 5 4      groups  0 1 2 2 1 0
     """
     shares: list[list[SampleRef]] = [[] for _ in range(num_groups)]
+    there_and_back = [*range(num_groups), *reversed(range(num_groups))]
     for start in range(0, len(refs), window):
-        for position, ref in enumerate(sorted(refs[start : start + window], key=lambda ref: (-ref.num_tokens, ref.id))):
-            shares[position % num_groups].append(ref)
+        by_length = sorted(refs[start : start + window], key=lambda ref: (-ref.num_tokens, ref.id))
+        for ref, group in zip(by_length, cycle(there_and_back), strict=False):
+            shares[group].append(ref)
     return shares

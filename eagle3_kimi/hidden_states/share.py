@@ -54,21 +54,20 @@ class ShareRun:
         """Captures the share; the first samples wait in memory until the contract is known."""
         refs = {ref.id: ref for ref in share}
         arriving = self._source.capture(self._requests(share))
-        try:
-            first = list(islice(arriving, self._config.contract_samples))
-            report = self._agree_on_contract([(self._reader.read(refs[s.id]), s) for s in first])
-            if self._ranks.is_leader:
-                self._write(report, first, arriving, refs)
-                if self._written + self._refused != len(share):
-                    came = self._written + self._refused
-                    raise EngineError(
-                        f"states of {came} samples came back from the engine, {len(share)} were asked for"
-                    )
-            else:
-                for _ in arriving:  # this rank only computes
-                    pass
-        finally:
-            self._source.close()
+        first = list(islice(arriving, self._config.contract_samples))
+        report = self._agree_on_contract([(self._reader.read(refs[s.id]), s) for s in first])
+        if not self._ranks.is_leader:
+            for _ in arriving:  # this rank only computes
+                pass
+            return
+        self._write(report, first, arriving, refs)
+        came = self._written + self._refused
+        if came != len(share):
+            raise EngineError(f"{len(share)} samples were asked for, states of {came} came back from the engine")
+
+    def close(self) -> None:
+        """Stops the engine. vLLM takes the process group down with it, so nothing is gathered afterwards."""
+        self._source.close()
 
     def _open_source(self, longest: int) -> StateSource:
         config, layer_ids, dtype = self._config, self._layer_ids, self._manifest.dtype

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import csv
 import gzip
+import hashlib
 import json
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -32,6 +34,26 @@ class RefusedRow:
         return f"{self.file}, row {self.row}: {self.reason} ({self.detail})"
 
 
+class RefusedRows:
+    """Counts refused rows by reason and keeps the first of each reason. Give it as `on_refused`."""
+
+    def __init__(self) -> None:
+        self.by_reason: Counter[str] = Counter()
+        self.first: dict[str, RefusedRow] = {}
+
+    def __call__(self, row: RefusedRow) -> None:
+        self.by_reason[str(row.reason)] += 1
+        self.first.setdefault(str(row.reason), row)
+
+    def __str__(self) -> str:
+        """One line for the number, one for each reason with its first row."""
+        lines = [f"{self.by_reason.total()} rows of prompts are refused"]
+        for reason, count in self.by_reason.most_common():
+            row = self.first[reason]
+            lines.append(f"  {count} {reason}: {row.file}, row {row.row}: {row.detail}")
+        return "\n".join(lines)
+
+
 def load_conversations(
     data_files: Iterable[str | Path],
     *,
@@ -50,16 +72,25 @@ def load_conversations(
 
     Raises:
         UsageError: a file does not exist, or its kind is not known.
-        DataError: a file is damaged or of unknown shape; a row is refused and nobody listens.
+        DataError: a file is damaged or of unknown shape; a row is refused and nobody listens; or nothing is left.
     """
-    seen: set[str] = set()
-    for file in map(Path, data_files):
+    files, seen, refused = [Path(file) for file in data_files], set[str](), RefusedRows()
+
+    def note(row: RefusedRow) -> None:
+        if on_refused is None:
+            raise _RefusedRowError(str(row))
+        refused(row)
+        on_refused(row)
+
+    for file in files:
         try:
-            yield from _load_file(file, reading, source, seen, on_refused)
+            yield from _load_file(file, reading, source, seen, note)
         except DataError as error:
             if not skip_bad_files or isinstance(error, _RefusedRowError):
                 raise
             warnings.warn(f"the rest of a bad file is skipped: {error}", stacklevel=2)
+    if not seen:
+        raise DataError(f"no conversation in {', '.join(map(str, files)) or 'no files'}; {refused}")
 
 
 class _RefusedRowError(DataError):
@@ -71,7 +102,7 @@ def _load_file(
     reading: Reading | None,
     source: str | None,
     seen: set[str],
-    on_refused: Callable[[RefusedRow], None] | None,
+    note: Callable[[RefusedRow], None],
 ) -> Iterator[Conversation]:
     name = source or file.name.split(".")[0]
     for number, row in enumerate(read_rows(file), start=1):
@@ -92,9 +123,7 @@ def _load_file(
                 refused = RefusedRow(str(file), number, normalised.refusal, normalised.detail)
         if refused.reason is Refusal.UNKNOWN_SHAPE and number == 1:
             raise DataError(f"{file}: the shape of its rows is not understood. {refused.detail}")
-        if on_refused is None:
-            raise _RefusedRowError(str(refused))
-        on_refused(refused)
+        note(refused)
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,3 +204,16 @@ def _read_parquet(file: Path) -> Iterator[Any]:
                 yield from batch.to_pylist()
     except pa.ArrowException as error:
         raise DataError(f"{file} cannot be read: {error}") from error
+
+
+def digest_of(file: Path) -> str:
+    """SHA-256 of a file's content.
+
+    Raises:
+        UsageError: the file cannot be read.
+    """
+    try:
+        with file.open("rb") as handle:
+            return hashlib.file_digest(handle, "sha256").hexdigest()
+    except OSError as error:
+        raise UsageError(f"{file} cannot be read: {error}") from error

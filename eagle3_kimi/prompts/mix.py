@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from eagle3_kimi.errors import UsageError
-from eagle3_kimi.prompts.shuffling import share_out
 from eagle3_kimi.prompts.sources import Source
 
 
@@ -74,3 +73,16 @@ def load_mix(path: Path) -> Mix:
         return Mix(**vars(fields))
     except (ArgumentError, UsageError) as error:
         raise UsageError(f"{path}: {error}") from error
+
+
+def share_out(size: int, weights: dict[str, float]) -> dict[str, int]:
+    """Splits `size` by weight so that the parts add up (largest remainder; ties by name)."""
+    total = sum(weights.values())
+    if total <= 0:
+        return dict.fromkeys(weights, 0)
+    exact = {name: size * weight / total for name, weight in weights.items()}
+    parts = {name: int(value) for name, value in exact.items()}
+    left = sorted(exact, key=lambda name: (parts[name] - exact[name], name))
+    for name in left[: size - sum(parts.values())]:
+        parts[name] += 1
+    return parts

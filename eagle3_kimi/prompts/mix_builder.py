@@ -1,11 +1,11 @@
-"""A mix of sources -> a prompts artefact: `prompts.jsonl`, `refused.jsonl`, `report.json`.
+"""A mix of sources -> a prompts artefact: `prompts.jsonl`, `refused.jsonl`, `report.json`, `report.html`.
 
-    sources ──► rows ──► normalise ──► screen ──► spool ──► seeded order ──► prompts.jsonl
-                (seeded)  (processes)  (once, no leak)
-                                 └─────────┴──► refused.jsonl, by reason
+    sources ──► rows ──► normalise, measure ──► screen ──► spool ──► seeded order ──► prompts.jsonl
+                (seeded)  (processes)            (once, no leak)
+                                 └─────────────────┴──► refused.jsonl, by reason
 
-Rows are normalised in any number of processes and screened in one, in order: the artefact depends on the mix,
-its files, the locked revisions and the seed, and on nothing else.
+Rows are normalised and measured in any number of processes and screened in one, in order: the artefact depends on
+the mix, its files, the locked revisions, the seed and the target's tokenizer, and on nothing else.
 """
 
 from __future__ import annotations
@@ -13,26 +13,26 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import IO, Any
 
 from eagle3_kimi.errors import DataError, UsageError
-from eagle3_kimi.prompts.conversations import Conversation, NormalisedRow, Reading, conversation_id, normalise_row
-from eagle3_kimi.prompts.files import BadJson, load_conversations
+from eagle3_kimi.prompts.conversations import Conversation, NormalisedRow, conversation_id, normalise_row
+from eagle3_kimi.prompts.files import BadJson, RefusedRow, digest_of, load_conversations
+from eagle3_kimi.prompts.lengths import TokenCounter, count_words
 from eagle3_kimi.prompts.mix import EvaluationSet, Mix, load_mix
-from eagle3_kimi.prompts.ordered_map import ordered_map
-from eagle3_kimi.prompts.report import MixReport, load_report
-from eagle3_kimi.prompts.screening import Duplicates, EvaluationSets
-from eagle3_kimi.prompts.shuffling import order_key
+from eagle3_kimi.prompts.report import MixReport, load_report, render_html
+from eagle3_kimi.prompts.screening import Duplicates, EvaluationSets, script_of, words_of
 from eagle3_kimi.prompts.sources import Source, SourceRow, find_files, iter_rows, resolve_revisions
+from eagle3_kimi.prompts.streams import OrderedPool
 from eagle3_kimi.prompts.verdicts import Refusal
-from eagle3_kimi.prompts.words import script_of, words_of
 
 MIX_VERSION = 1
 """Raised when the same mix would give other rows."""
 
-PROMPTS, REFUSED, REPORT = "prompts.jsonl", "refused.jsonl", "report.json"
+PROMPTS, REFUSED, REPORT, REPORT_PAGE = "prompts.jsonl", "refused.jsonl", "report.json", "report.html"
 
 
 def build_mix(
@@ -42,16 +42,18 @@ def build_mix(
     num_proc: int = 1,
     seed: int | None = None,
     evaluation_sets: Iterable[EvaluationSet] = (),
-    count_tokens: Callable[[Conversation], int] | None = None,
+    count_tokens: TokenCounter | None = None,
+    max_prompt_tokens: int | None = None,
     skip_bad_files: bool = False,
 ) -> dict[str, Any]:
     """Builds the prompts artefact of a mix in the folder `output`, or keeps the one that is there.
 
     Args:
-        num_proc: processes that normalise; the result does not depend on it.
+        num_proc: processes that normalise and measure; the result does not depend on it.
         seed: instead of the mix's own.
         evaluation_sets: besides the mix's own; their files are relative to the working folder.
-        count_tokens: the longest prompt of a conversation in the target's tokens; words are counted without it.
+        count_tokens: measures prompts in the target's tokens; words are counted without it.
+        max_prompt_tokens: instead of the mix's own.
         skip_bad_files: go on when a file cannot be read; the report names it.
 
     Returns:
@@ -59,15 +61,19 @@ def build_mix(
 
     Raises:
         UsageError: the mix cannot be used as it stands.
-        DataError: a file is damaged or of unknown shape.
+        DataError: a file is damaged or of unknown shape, or no conversation is left.
     """
     mix = load_mix(path)
-    mix = mix if seed is None else replace(mix, seed=seed)
-    mix = replace(mix, evaluation_sets=(*_anchored(mix.evaluation_sets, path.parent), *evaluation_sets))
+    mix = replace(
+        mix,
+        seed=mix.seed if seed is None else seed,
+        max_prompt_tokens=max_prompt_tokens or mix.max_prompt_tokens,
+        evaluation_sets=(*_anchored(mix.evaluation_sets, path.parent), *evaluation_sets),
+    )
     if mix.max_prompt_tokens is not None and count_tokens is None:
         raise UsageError(f"{path}: `max_prompt_tokens` needs the target's tokenizer: give --target")
     revisions = resolve_revisions(path, mix.sources)
-    fingerprint = _fingerprint(mix, path.parent, revisions, "words" if count_tokens is None else "tokens")
+    fingerprint = _fingerprint(mix, path.parent, revisions, count_tokens)
     finished = output / REPORT
     if finished.is_file() and load_report(finished).get("fingerprint") == fingerprint:
         return load_report(finished)
@@ -75,18 +81,57 @@ def build_mix(
     finished.unlink(missing_ok=True)
     unit = "words" if count_tokens is None else "tokens"
     report = MixReport(fingerprint, mix.seed, unit, wanted=mix.counts, revisions=revisions)
-    with (output / f".{REFUSED}").open("w", encoding="utf-8") as refused:
-        builder = _MixBuilder(mix, report, refused, count_tokens, num_proc=num_proc, skip_bad_files=skip_bad_files)
+    with (output / f".{REFUSED}").open("w", encoding="utf-8") as refused, OrderedPool(num_proc) as pool:
+        builder = _MixBuilder(mix, report, refused, count_tokens or count_words, pool, skip_bad_files=skip_bad_files)
         _write_in_order(builder.conversations(path.parent), output, mix.seed)
     (output / f".{REFUSED}").replace(output / REFUSED)
-    _write_json(finished, report.as_dict())
+    if not report.rows:
+        raise DataError(f"{path}: no conversation is left of {report.read.total()} rows; {output / REFUSED} says why")
+    _write_text(output / REPORT_PAGE, render_html(report.as_dict()))
+    _write_text(finished, json.dumps(report.as_dict(), indent=2, ensure_ascii=False) + "\n")
     return report.as_dict()
+
+
+def mix_fingerprint(path: Path, *, count_tokens: TokenCounter | None = None) -> str:
+    """Digest of all that decides the conversations of a mix: its text, local files, locked revisions, tokenizer."""
+    mix = load_mix(path)
+    mix = replace(mix, evaluation_sets=tuple(_anchored(mix.evaluation_sets, path.parent)))
+    return _fingerprint(mix, path.parent, resolve_revisions(path, mix.sources), count_tokens)
 
 
 def iter_conversations(paths: Iterable[str | Path]) -> Iterator[Conversation]:
     """Conversations of prompts artefacts (folders, or their `prompts.jsonl`)."""
     files = [Path(path) / PROMPTS if Path(path).is_dir() else Path(path) for path in paths]
     return load_conversations(files)
+
+
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    """What a worker made of one row; the raw row is not sent back."""
+
+    file: str
+    row: int
+    normalised: NormalisedRow
+    length: int = 0
+
+
+@dataclass(frozen=True)
+class _Prepare:
+    """The work on one row that needs no other row."""
+
+    source: Source
+    length_of: Callable[[Conversation], int]
+
+    def __call__(self, row: SourceRow) -> _Prepared:
+        if isinstance(row.value, BadJson):
+            bad = NormalisedRow(conversation=None, refusal=Refusal.INVALID_JSON, detail=row.value.message)
+            return _Prepared(row.file, row.row, bad)
+        normalised = normalise_row(row.value, self.source.reading)
+        if normalised.conversation is None:
+            return _Prepared(row.file, row.row, normalised)
+        conversation = _labelled(normalised.conversation, self.source)
+        normalised = replace(normalised, conversation=conversation)
+        return _Prepared(row.file, row.row, normalised, self.length_of(conversation))
 
 
 class _MixBuilder:
@@ -97,13 +142,13 @@ class _MixBuilder:
         mix: Mix,
         report: MixReport,
         refused: IO[str],
-        count_tokens: Callable[[Conversation], int] | None,
+        length_of: Callable[[Conversation], int],
+        pool: OrderedPool,
         *,
-        num_proc: int,
         skip_bad_files: bool,
     ) -> None:
         self.mix, self.report, self.refused = mix, report, refused
-        self.count_tokens, self.num_proc, self.skip_bad_files = count_tokens, num_proc, skip_bad_files
+        self.length_of, self.pool, self.skip_bad_files = length_of, pool, skip_bad_files
         self.duplicates = Duplicates(mix.near_duplicate_threshold)
         self.evaluation = EvaluationSets()
         for evaluation_set in mix.evaluation_sets:
@@ -112,13 +157,7 @@ class _MixBuilder:
 
     def conversations(self, folder: Path) -> Iterator[Conversation]:
         for source in self.mix.sources:
-            taken = 0
-            if taken < self.report.wanted[source.name]:
-                for conversation in self._of_source(source, folder):
-                    yield conversation
-                    taken += 1
-                    if taken == self.report.wanted[source.name]:
-                        break
+            yield from islice(self._of_source(source, folder), self.report.wanted[source.name])
 
     def _of_source(self, source: Source, folder: Path) -> Iterator[Conversation]:
         rows = iter_rows(
@@ -128,61 +167,46 @@ class _MixBuilder:
             seed=self.mix.seed,
             on_bad_file=self._note_bad_file if self.skip_bad_files else None,
         )
-        pairs = ordered_map(_normalise, ((row, source.reading) for row in rows), num_proc=self.num_proc)
-        for row, normalised in pairs:
+        for row in self.pool.map(_Prepare(source, self.length_of), rows):
             first = not self.report.read[source.name]
             self.report.read[source.name] += 1
-            if normalised.conversation is None:
-                if first and normalised.refusal is Refusal.UNKNOWN_SHAPE:
-                    raise DataError(
-                        f"source {source.name} ({row.file}): its rows are not understood. {normalised.detail}"
-                    )
-                self._refuse(source, row, normalised.refusal, normalised.detail)
+            conversation, refusal = row.normalised.conversation, row.normalised.refusal
+            detail = row.normalised.detail
+            if first and refusal is Refusal.UNKNOWN_SHAPE:
+                raise DataError(f"source {source.name} ({row.file}): its rows are not understood. {detail}")
+            if conversation is not None:
+                refusal, detail = self._screen(conversation, row.length)
+            if refusal is not None:
+                self._refuse(source, RefusedRow(row.file, row.row, refusal, detail))
                 continue
-            conversation = _labelled(normalised.conversation, source)
-            length = self._length(conversation)
-            if self._screen(conversation, length, source, row):
-                self.report.repaired.update(normalised.repairs)
-                self.report.add(conversation, length)
-                yield conversation
+            assert conversation is not None
+            self.report.repaired.update(row.normalised.repairs)
+            self.report.add(conversation, row.length)
+            yield conversation
 
-    def _screen(self, conversation: Conversation, length: int, source: Source, row: SourceRow) -> bool:
+    def _screen(self, conversation: Conversation, length: int) -> tuple[Refusal | None, str]:
+        """Why the conversation is not wanted, if so: too long, known to an evaluation set, or seen before."""
         limit = self.mix.max_prompt_tokens
         if limit is not None and length > limit:
-            self._refuse(source, row, Refusal.TOO_LONG, f"{length} tokens; at most {limit} are asked for")
-            return False
-        users = [message["content"] for message in conversation.messages if message["role"] == "user"]
-        leaked = self.evaluation.find(users)
+            return Refusal.TOO_LONG, f"{length} tokens; at most {limit} are asked for"
+        asked = [words_of(message["content"]) for message in conversation.messages if message["role"] == "user"]
+        leaked = self.evaluation.find(asked)
         if leaked:
             self.report.leaked[leaked] += 1
-            self._refuse(source, row, Refusal.LEAKED, f"shares a run of words with {leaked}")
-            return False
-        same = self.duplicates.check(conversation.id, words_of("\n".join(users)))
+            return Refusal.LEAKED, f"shares a run of words with {leaked}"
+        same = self.duplicates.check(conversation.id, [word for words in asked for word in words])
         if same:
             reason = Refusal.DUPLICATE if same == "exact" else Refusal.NEAR_DUPLICATE
-            self._refuse(source, row, reason, f"an earlier prompt is the same ({same})")
-        return not same
+            return reason, f"an earlier prompt is the same ({same})"
+        return None, ""
 
-    def _length(self, conversation: Conversation) -> int:
-        if self.count_tokens is not None:
-            return self.count_tokens(conversation)
-        return sum(len(words_of(message["content"])) for message in conversation.messages)
-
-    def _refuse(self, source: Source, row: SourceRow, reason: Refusal | None, detail: str) -> None:
-        self.report.refuse(source.name, str(reason))
-        listed = {"source": source.name, "file": row.file, "row": row.row, "reason": reason, "detail": detail}
+    def _refuse(self, source: Source, row: RefusedRow) -> None:
+        self.report.refuse(source.name, row)
+        listed = {"source": source.name, **asdict(row)}
         self.refused.write(json.dumps(listed, ensure_ascii=True) + "\n")
 
     def _note_bad_file(self, file: Path, error: DataError) -> None:
         self.report.skipped_files.append(f"{file}: {error}")
-
-
-def _normalise(item: tuple[SourceRow, Reading]) -> tuple[SourceRow, NormalisedRow]:
-    row, reading = item
-    bare = SourceRow(row.file, row.row, None)  # the raw row is not sent back from the worker
-    if isinstance(row.value, BadJson):
-        return bare, NormalisedRow(conversation=None, refusal=Refusal.INVALID_JSON, detail=row.value.message)
-    return bare, normalise_row(row.value, reading)
 
 
 def _labelled(conversation: Conversation, source: Source) -> Conversation:
@@ -202,8 +226,9 @@ def _write_in_order(conversations: Iterable[Conversation], output: Path, seed: i
     order: list[tuple[bytes, int, int]] = []
     with spool.open("wb") as file:
         for conversation in conversations:
+            key = hashlib.blake2b(f"{seed}:{conversation.id}".encode(), digest_size=16).digest()
             line = json.dumps(conversation.as_row(), ensure_ascii=False).encode() + b"\n"
-            order.append((order_key(seed, conversation.id), file.tell(), len(line)))
+            order.append((key, file.tell(), len(line)))
             file.write(line)
     order.sort()
     with spool.open("rb") as source, temporary.open("wb") as target:
@@ -214,9 +239,9 @@ def _write_in_order(conversations: Iterable[Conversation], output: Path, seed: i
     temporary.replace(output / PROMPTS)
 
 
-def _write_json(path: Path, value: Mapping[str, Any]) -> None:
+def _write_text(path: Path, text: str) -> None:
     temporary = path.with_name(f".{path.name}")
-    temporary.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    temporary.write_text(text, encoding="utf-8")
     temporary.replace(path)
 
 
@@ -225,21 +250,12 @@ def _anchored(evaluation_sets: Iterable[EvaluationSet], folder: Path) -> Iterato
         yield replace(evaluation_set, files=tuple(str(folder / file) for file in evaluation_set.files))
 
 
-def _fingerprint(mix: Mix, folder: Path, revisions: Mapping[str, str], unit: str) -> str:
-    """Digest of all that decides the rows; where files lie does not."""
+def _fingerprint(mix: Mix, folder: Path, revisions: Mapping[str, str], count_tokens: TokenCounter | None) -> str:
     decides = asdict(mix)
     for source, plain in zip(mix.sources, decides["sources"], strict=True):
-        plain["files"] = [_digest(file) for file in find_files(source, folder)] if source.files else []
+        plain["files"] = [digest_of(file) for file in find_files(source, folder)] if source.files else []
         plain["revision"] = revisions.get(source.name)
     for plain in decides["evaluation_sets"]:
-        plain["files"] = [_digest(Path(file)) for file in plain["files"]]
-    text = json.dumps([MIX_VERSION, unit, decides], sort_keys=True)
+        plain["files"] = [digest_of(Path(file)) for file in plain["files"]]
+    text = json.dumps([MIX_VERSION, count_tokens and count_tokens.target.revision, decides], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:20]
-
-
-def _digest(file: Path) -> str:
-    try:
-        with file.open("rb") as handle:
-            return hashlib.file_digest(handle, "sha256").hexdigest()
-    except OSError as error:
-        raise UsageError(f"{file} cannot be read: {error}") from error

@@ -6,9 +6,10 @@ import json
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from eagle3_kimi.prompts.conversations import Conversation
+from eagle3_kimi.prompts.files import RefusedRow
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -46,6 +47,8 @@ class MixReport:
     repaired: Counter[str] = field(default_factory=Counter)
     refused: dict[str, Counter[str]] = field(default_factory=dict)
     """Source -> reason -> rows."""
+    examples: dict[str, str] = field(default_factory=dict)
+    """Reason -> the first row refused for it."""
     by_source: dict[str, Tally] = field(default_factory=dict)
     by_language: dict[str, Tally] = field(default_factory=dict)
     by_domain: dict[str, Tally] = field(default_factory=dict)
@@ -75,8 +78,9 @@ class MixReport:
             group.setdefault(name, Tally()).add(conversation, length)
         self.histogram[sum(length >= edge for edge in HISTOGRAM_EDGES)] += 1
 
-    def refuse(self, source: str, reason: str) -> None:
-        self.refused.setdefault(source, Counter())[str(reason)] += 1
+    def refuse(self, source: str, row: RefusedRow) -> None:
+        self.refused.setdefault(source, Counter())[str(row.reason)] += 1
+        self.examples.setdefault(str(row.reason), f"{Path(row.file).name}, row {row.row}: {row.detail}")
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -89,6 +93,7 @@ class MixReport:
             "read": dict(self.read),
             "repaired": dict(self.repaired.most_common()),
             "refused": {source: dict(counts.most_common()) for source, counts in self.refused.items()},
+            "examples": self.examples,
             "leaked": dict(self.leaked.most_common()),
             **{
                 f"by_{name}": {key: vars(tally) for key, tally in sorted(group.items())}
@@ -113,22 +118,56 @@ def tables_of(report: dict[str, Any]) -> list[Table]:
     """The report as tables for a terminal: groups, lengths, refusals."""
     from rich.table import Table
 
-    unit = report["length_unit"]
     tables = []
-    groups = Table("group", "name", "rows", "turns", unit, title=f"{report['rows']} conversations")
-    for group in ("source", "language", "domain"):
-        for name, tally in report[f"by_{group}"].items():
-            groups.add_row(group, name, str(tally["rows"]), str(tally["turns"]), str(tally["length"]))
-        groups.add_section()
-    tables.append(groups)
-    lengths = Table(f"{unit} below", "rows", title="Prompt lengths")
-    for edge, rows in zip([*report["histogram"]["edges"], "longer"], report["histogram"]["rows"], strict=True):
-        if rows:
-            lengths.add_row(str(edge), str(rows))
-    tables.append(lengths)
-    refused = Table("source", "reason", "rows", title="Refused")
-    for source, counts in report["refused"].items():
-        for reason, rows in counts.items():
-            refused.add_row(source, reason, str(rows))
-    tables.append(refused)
+    for title, columns, rows in sections_of(report):
+        table = Table(*columns, title=title)
+        for row in rows:
+            table.add_row(*map(str, row))
+        tables.append(table)
     return tables
+
+
+def render_html(report: dict[str, Any]) -> str:
+    """The report as one self-contained page."""
+    from jinja2 import Environment, PackageLoader, select_autoescape
+
+    loader = PackageLoader("eagle3_kimi.prompts", ".")
+    page = Environment(loader=loader, autoescape=select_autoescape(["jinja"])).get_template("report.html.jinja")
+    histogram = next(section for section in sections_of(report) if section.title == "Prompt lengths")
+    widest = max((rows for _, rows in histogram.rows), default=1)
+    return page.render(report=report, sections=sections_of(report), widest=widest)
+
+
+class Section(NamedTuple):
+    """One table of the report."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: list[tuple[Any, ...]]
+
+
+def sections_of(report: dict[str, Any]) -> list[Section]:
+    """The tables of a report, as plain values."""
+    unit = report["length_unit"]
+    groups = [
+        (group, name, tally["rows"], tally["turns"], tally["length"])
+        for group in ("source", "language", "domain")
+        for name, tally in report[f"by_{group}"].items()
+    ]
+    edges = [*report["histogram"]["edges"], "longer"]
+    lengths = [(edge, rows) for edge, rows in zip(edges, report["histogram"]["rows"], strict=True) if rows]
+    refused = [
+        (source, reason, rows, report["examples"][reason])
+        for source, counts in report["refused"].items()
+        for reason, rows in counts.items()
+    ]
+    sections = [
+        Section(f"{report['rows']} conversations", ("group", "name", "rows", "turns", unit), groups),
+        Section("Prompt lengths", (f"{unit} below", "rows"), lengths),
+        Section("Refused", ("source", "reason", "rows", "first of this reason"), refused),
+        Section("Repaired", ("repair", "rows"), list(report["repaired"].items())),
+        Section("Known to an evaluation set", ("set", "rows"), list(report["leaked"].items())),
+        Section("Sources that ran out", ("source", "conversations missing"), list(report["short"].items())),
+        Section("Files skipped", ("file",), [(file,) for file in report["skipped_files"]]),
+    ]
+    return [section for section in sections if section.rows or section.title == "Refused"]

@@ -8,20 +8,29 @@ Jaccard similarity at or above the threshold (Broder 1997; locality-sensitive ha
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+import re
+import unicodedata
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from eagle3_kimi.errors import DataError
 from eagle3_kimi.prompts.files import BadJson, read_rows
 from eagle3_kimi.prompts.shapes import PROMPT_KEYS
-from eagle3_kimi.prompts.words import ngrams_of, words_of
 
 SHINGLE_WORDS = 5
 LEAK_WORDS = 13
 _NUM_PERMUTATIONS = 128
 _NUM_BANDS = 32  # 4 rows a band: a pair at 0.8 is looked at with probability 1 - (1 - 0.8**4)**32 > 0.9999
 _EVALUATION_KEYS = (*PROMPT_KEYS, "turns", "messages", "conversations", "Problem", "Question")
+
+_WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af\U00020000-\U0003ffff]|[^\W_]+")
+_SCRIPTS = (
+    "LATIN", "CJK", "HIRAGANA", "KATAKANA", "HANGUL", "CYRILLIC", "ARABIC",
+    "DEVANAGARI", "HEBREW", "GREEK", "THAI", "BENGALI", "TAMIL", "TELUGU",
+)  # fmt: skip
+_JAPANESE = frozenset({"HIRAGANA", "KATAKANA"})
 
 
 class Duplicates:
@@ -90,10 +99,9 @@ class EvaluationSets:
         for run in ngrams_of(words, LEAK_WORDS):
             self._runs.setdefault(run, name)
 
-    def find(self, texts: Iterable[str]) -> str | None:
-        """The evaluation set that shares a run of words with one of `texts`, or None."""
-        for text in texts:
-            words = words_of(text)
+    def find(self, texts: Iterable[list[str]]) -> str | None:
+        """The evaluation set that shares a run of words with one of `texts`, each given as its words, or None."""
+        for words in texts:
             if len(words) < LEAK_WORDS:
                 found = self._whole.get(" ".join(words))
             else:
@@ -110,3 +118,31 @@ def _texts_of(row: Mapping[str, Any]) -> Iterable[str]:
             text = item.get("content", item.get("value")) if isinstance(item, Mapping) else item
             if isinstance(text, str) and text.strip():
                 yield text
+
+
+def words_of(text: str) -> list[str]:
+    """Words without case, accents' encodings or punctuation; scripts without spaces give one word a character.
+
+    >>> words_of("Natalia's 2 cats. 两只猫")
+    ['natalia', 's', '2', 'cats', '两', '只', '猫']
+    """
+    return _WORD.findall(unicodedata.normalize("NFKC", text).casefold())
+
+
+def ngrams_of(words: list[str], size: int) -> Iterator[str]:
+    """Every run of `size` words, joined; none where there are fewer."""
+    return (" ".join(words[start : start + size]) for start in range(len(words) - size + 1))
+
+
+def script_of(text: str, *, sample: int = 400) -> str:
+    """The script most letters of the beginning are in (`latin`, `cjk`, `japanese`, ...), or ``."""
+    counts: Counter[str] = Counter()
+    for character in text[:sample]:
+        if character.isalpha():
+            script = "LATIN" if character.isascii() else unicodedata.name(character, "").split(" ")[0]
+            counts[script if script in _SCRIPTS else "OTHER"] += 1
+    if not counts:
+        return ""
+    if any(counts[kana] for kana in _JAPANESE):
+        return "japanese"
+    return counts.most_common(1)[0][0].lower()

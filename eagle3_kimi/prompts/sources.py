@@ -12,7 +12,7 @@ from typing import Any
 from eagle3_kimi.errors import DataError, UsageError
 from eagle3_kimi.prompts.conversations import Reading
 from eagle3_kimi.prompts.files import BadJson, read_rows
-from eagle3_kimi.prompts.shuffling import shuffled
+from eagle3_kimi.prompts.streams import shuffled
 
 LOCK_VERSION = 1
 

@@ -1,7 +1,7 @@
 """Generated problems whose answers take several reasoning steps.
 
-Three kinds, so that a mix of sources can be made of them: column addition, sorting by repeated
-minimum, and multiplication through a tool (a call, then an answer from its result). Every problem
+Three kinds, so that a mix of sources can be made of them: reversing a list from its end, sorting by
+repeated minimum, and multiplication through a tool (a call, then an answer from its result). Every problem
 carries the worked solution that the tiny target is trained on.
 """
 
@@ -13,13 +13,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-KINDS = ("add", "sort", "tool")
+KINDS = ("reverse", "sort", "tool")
 
 MULTIPLY_TOOL: dict[str, Any] = {
     "type": "function",
     "function": {
         "name": "multiply",
-        "parameters": {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}},
+        "parameters": {"type": "object"},
     },
 }
 
@@ -38,12 +38,10 @@ class Problem:
 
 def build_problem(kind: str, rng: random.Random) -> Problem:
     """One random problem of `kind`."""
-    if kind == "add":
-        return _build_addition(rng)
+    if kind == "reverse":
+        return _build_reversal(rng)
     if kind == "sort":
         return _build_sorting(rng)
-    if kind == "echo":
-        return _build_echo(rng)
     return _build_tool_problem(rng)
 
 
@@ -63,53 +61,57 @@ def is_correct(problem: Problem, content: str, tool_calls: list[dict[str, Any]])
     return content.strip() == problem.answer and list(map(key, tool_calls)) == list(map(key, problem.tool_calls))
 
 
-def _build_addition(rng: random.Random) -> Problem:
-    a, b = rng.randint(10, 99), rng.randint(10, 99)
-    ones, tens = a % 10 + b % 10, a // 10 + b // 10
-    carry = ones // 10
-    carried = f" plus {carry}" if carry else ""
-    reasoning = (
-        f"Add the ones of {a} and {b}: {a % 10} plus {b % 10} is {ones}, write {ones % 10} and carry {carry}. "
-        f"Add the tens: {a // 10} plus {b // 10}{carried} is {tens + carry}. The sum is {a + b}."
-    )
-    question = rng.choice((f"What is {a} + {b}?", f"Add {a} and {b}.", f"How much is {a} plus {b}?"))
-    return Problem("add", [{"role": "user", "content": question}], reasoning, f"{a} + {b} = {a + b}")
+# Every kind has one layout, with numbers of a fixed length: a digit that is needed stands at a fixed distance,
+# which a toy model learns to look up within minutes. Lookup by content alone takes it hours.
+
+
+def _build_reversal(rng: random.Random) -> Problem:
+    digits = rng.sample(range(10), 4)
+    steps = [f"The last of {','.join(map(str, digits))} is {digits[-1]}."]
+    steps += [f"Before {after} stands {digit}." for digit, after in zip(digits[-2::-1], digits[:0:-1], strict=True)]
+    question = f"{rng.choice(('Reverse', 'Mirror', 'Flip'))} {','.join(map(str, digits))}."
+    answer = "Reversed: " + ",".join(map(str, digits[::-1]))
+    return Problem("reverse", [{"role": "user", "content": question}], " ".join(steps), answer)
 
 
 def _build_sorting(rng: random.Random) -> Problem:
-    digits = rng.sample(range(10), rng.randint(3, 5))
-    text = " ".join(map(str, digits))
-    left, steps = list(digits), [f"Take the smallest of {text} each time."]
+    digits = rng.sample(range(10), 4)
+    left, steps = list(digits), []
     while len(left) > 1:
         smallest = min(left)
+        shown = ",".join(map(str, left))
         left.remove(smallest)
-        steps.append(f"It is {smallest}, left {' '.join(map(str, left))}.")
+        steps.append(f"Of {shown} the smallest is {smallest}.")
     steps.append(f"The last is {left[0]}.")
-    question = rng.choice((f"Sort these numbers: {text}", f"Put {text} in order.", f"Order from low to high: {text}"))
-    answer = "In order: " + " ".join(map(str, sorted(digits)))
+    question = f"{rng.choice(('Sort', 'Order', 'Arrange'))} {','.join(map(str, digits))}."
+    answer = "In order: " + ",".join(map(str, sorted(digits)))
     return Problem("sort", [{"role": "user", "content": question}], " ".join(steps), answer)
 
 
-def _build_echo(rng: random.Random) -> Problem:
-    """Only for training: copying, the skill that all kinds need, in its densest form."""
-    text = " ".join(str(rng.randint(0, 99)) for _ in range(rng.randint(4, 12)))
-    return Problem("echo", [{"role": "user", "content": f"Repeat: {text}"}], f"I repeat {text}.", text)
-
-
 def _build_tool_problem(rng: random.Random) -> Problem:
-    a, b = rng.randint(11, 99), rng.randint(11, 99)
-    messages: list[dict[str, Any]] = [
-        {"role": "user", "content": rng.choice((f"Multiply {a} by {b}.", f"What is {a} times {b}?"))}
-    ]
+    a, b = rng.randint(32, 99), rng.randint(4, 9)  # three digits in every product
+    conversation = build_tool_conversation(a, b)
+    question, call, result, answer = conversation
+    if rng.random() < 0.5:
+        return Problem("tool", [question], call["reasoning"], "", [MULTIPLY_TOOL], call["tool_calls"])
+    return Problem("tool", [question, call, result], answer["reasoning"], answer["content"], [MULTIPLY_TOOL])
+
+
+def build_tool_conversation(a: int, b: int) -> list[dict[str, Any]]:
+    """The whole loop: question, call, result, answer."""
     call = {
         "id": "functions.multiply:0",
         "type": "function",
         "function": {"name": "multiply", "arguments": json.dumps({"a": a, "b": b})},
     }
-    thought = f"I want {a} times {b}, so I call multiply with {a} and {b}."
-    if rng.random() < 0.5:
-        return Problem("tool", messages, thought, "", [MULTIPLY_TOOL], [call])
-    messages.append({"role": "assistant", "content": "", "reasoning_content": thought, "tool_calls": [call]})
-    messages.append({"role": "tool", "tool_call_id": call["id"], "content": str(a * b)})
-    reasoning = f"The tool gave {a * b}, that is {a} times {b}."
-    return Problem("tool", messages, reasoning, f"{a} x {b} = {a * b}", [MULTIPLY_TOOL])
+    thought = f"This is {a}*{b}, so I call the tool with {a} and {b}."
+    return [
+        {"role": "user", "content": f"Multiply {a}*{b}."},
+        {"role": "assistant", "content": "", "reasoning": thought, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": call["id"], "content": str(a * b)},
+        {
+            "role": "assistant",
+            "content": f"The product is {a * b}.",
+            "reasoning": f"The tool gave {a * b}, so I can answer.",
+        },
+    ]

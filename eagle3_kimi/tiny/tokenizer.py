@@ -20,8 +20,8 @@ PLAIN_TOKENS = ("<think>", "</think>", "<|tool_calls_section_begin|>", "<|tool_c
                 "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>")  # fmt: skip
 """`special: false`, as in Kimi: they survive `skip_special_tokens=True`."""
 
-_SPLIT = r" ?[0-9]{1,2}| ?[A-Za-z]+| ?[^\sA-Za-z0-9]+|\s+"
-"""At most two digits a token (a number below 100 is copied in one step), words with the blank before them."""
+_SPLIT = r"[0-9]| ?[A-Za-z]+| ?[^\sA-Za-z0-9]+|\s+"
+"""Digits alone (a digit is then the same token wherever it is copied to), words with the blank before them."""
 
 
 def build_tokenizer(problems: list[Problem]) -> PreTrainedTokenizerFast:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import codecs
 import gzip
 import json
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,9 @@ CLEAN: dict[str, bytes] = {
     "array, one row a line": b"[\n" + b",\n".join([json.dumps(A).encode(), json.dumps(B).encode()]) + b"\n]\n",
     "pretty-printed records": (json.dumps(A, indent=1) + "\n" + json.dumps(B, indent=1)).encode(),
     "line and paragraph separators": lines(row("a", "x\u2028y\u2029z\u0085w"), B).decode().encode(),
-    "raw separators": json.dumps(row("a", "x\u2028y\u2029z\u0085w\x1c"), ensure_ascii=False).encode() + b"\n" + lines(B),
+    "raw separators": json.dumps(row("a", "x\u2028y\u2029z\u0085w\x1c"), ensure_ascii=False).encode()
+    + b"\n"
+    + lines(B),
     "NaN in a note": lines({**A, "score": float("nan")}, B),
     "escaped pair": lines(row("a", "\U0001f44b"), B),
     "form feed and vertical tab between": json.dumps(A).encode() + b"\n\x0b\x0c\n" + lines(B),
@@ -65,7 +68,12 @@ def test_clean_files(data: bytes) -> None:
 
 REPAIRED: dict[str, tuple[bytes, Repair, list[str], int]] = {
     "torn tail": (AB + b'{"custom_id": "c", "mess', Repair.TORN_TAIL_DROPPED, ["a", "b"], 1),
-    "tail cut inside a character": (AB + '{"custom_id": "ca\u00e9'.encode()[:-1], Repair.TORN_TAIL_DROPPED, ["a", "b"], 1),
+    "tail cut inside a character": (
+        AB + '{"custom_id": "ca\u00e9'.encode()[:-1],
+        Repair.TORN_TAIL_DROPPED,
+        ["a", "b"],
+        1,
+    ),
     "zero bytes at the end": (AB + b"\0" * 64, Repair.TORN_TAIL_DROPPED, ["a", "b"], 1),
     "cut array": (json.dumps([A, B, C], indent=2).encode()[:-60], Repair.TORN_TAIL_DROPPED, ["a", "b"], 1),
     "duplicate": (lines(A, B, A), Repair.DUPLICATE_DROPPED, ["a", "b"], 1),
@@ -83,8 +91,18 @@ REPAIRED: dict[str, tuple[bytes, Repair, list[str], int]] = {
         ["a", "b"],
         1,
     ),
-    "a newline was lost": (lines(json.dumps(A).encode() + json.dumps(B).encode()), Repair.JOINED_LINES_SPLIT, ["a", "b"], 0),
-    "rows that need a repair": (lines(row("a", "Odd.</think>No.", None), B), Repair.SPLIT_PREFILLED_THINK, ["a", "b"], 0),
+    "a newline was lost": (
+        lines(json.dumps(A).encode() + json.dumps(B).encode()),
+        Repair.JOINED_LINES_SPLIT,
+        ["a", "b"],
+        0,
+    ),
+    "rows that need a repair": (
+        lines(row("a", "Odd.</think>No.", None), B),
+        Repair.SPLIT_PREFILLED_THINK,
+        ["a", "b"],
+        0,
+    ),
 }
 
 
@@ -98,7 +116,12 @@ REFUSED: dict[str, tuple[bytes, Fault | Reason, int | None, list[str]]] = {
     "broken line": (lines(A, b'{"custom_id": "x", "mess', B), Fault.CORRUPT_LINE, 2, ["a", "b"]),
     "broken last line, written whole": (lines(A, b'{"custom_id": "x", "mess'), Fault.CORRUPT_LINE, 2, ["a"]),
     "raw newline in a string": (lines(b'{"custom_id": "x", "message": "a', b'b"}', B), Fault.CORRUPT_LINE, 1, ["b"]),
-    "torn line with the next behind it": (lines(A, b'{"custom_id": "x", "m' + json.dumps(B).encode()), Fault.CORRUPT_LINE, 2, ["a"]),
+    "torn line with the next behind it": (
+        lines(A, b'{"custom_id": "x", "m' + json.dumps(B).encode()),
+        Fault.CORRUPT_LINE,
+        2,
+        ["a"],
+    ),
     "bytes that are no UTF-8": (lines(A, b'{"custom_id": "x\xff"}', B), Fault.CORRUPT_LINE, 2, ["a", "b"]),
     "surrogate bytes": (lines(A, b'{"custom_id": "\xed\xa0\xbd"}', B), Fault.CORRUPT_LINE, 2, ["a", "b"]),
     "escaped half of a pair": (lines(A, row("x", "Hi \ud83d"), B), Fault.LONE_SURROGATE, 2, ["a", "b"]),
@@ -109,7 +132,12 @@ REFUSED: dict[str, tuple[bytes, Fault | Reason, int | None, list[str]]] = {
     "empty": (b"", Fault.EMPTY_FILE, None, []),
     "white space": (b" \n\n", Fault.EMPTY_FILE, None, []),
     "only a torn line": (b'{"custom_id": "a', Fault.EMPTY_FILE, 1, []),
-    "broken array": (b"[" + json.dumps(A).encode() + b', {"custom_id" "b"}, ' + json.dumps(C).encode() + b"]", Fault.CORRUPT_LINE, 2, ["a"]),
+    "broken array": (
+        b"[" + json.dumps(A).encode() + b', {"custom_id" "b"}, ' + json.dumps(C).encode() + b"]",
+        Fault.CORRUPT_LINE,
+        2,
+        ["a"],
+    ),
 }
 
 
@@ -127,6 +155,20 @@ def test_a_cut_gzip_file_keeps_what_came_before() -> None:
     assert file.kept == [r["custom_id"] for r in rows[: len(file.kept)]]
 
 
+def test_a_gzip_file_cut_between_rows_is_torn_as_well() -> None:
+    packer = zlib.compressobj(wbits=31)
+    data = packer.compress(AB) + packer.flush(zlib.Z_FULL_FLUSH)  # no end of the gzip member
+    file = judge_file(data)
+    assert (file.reason, file.kept, file.dropped) == (Repair.TORN_TAIL_DROPPED, ["a", "b"], 1)
+
+
+def test_a_damaged_gzip_file_is_refused() -> None:
+    data = bytearray(gzip.compress(lines(*(row(f"q{i}", f"Answer {i * 7919}.") for i in range(2000)))))
+    data[len(data) // 2 : len(data) // 2 + 40] = bytes(40)
+    file = judge_file(bytes(data))
+    assert (file.verdict, file.reason) == (Verdict.REJECT, Fault.CORRUPT_LINE)
+
+
 def test_streams_in_a_file() -> None:
     def events(content: str, name: str) -> str:
         chunks = [{**c, "id": name} for c in (chunk(reasoning="Odd."), chunk(content=content), chunk(finish="stop"))]
@@ -139,13 +181,15 @@ def test_streams_in_a_file() -> None:
 
 
 def test_an_array_of_chunks_is_one_stream_and_of_messages_one_conversation() -> None:
-    stream = judge_file(json.dumps([chunk(reasoning="Odd."), chunk(content="No."), chunk(finish="stop")], indent=1).encode())
+    stream = judge_file(
+        json.dumps([chunk(reasoning="Odd."), chunk(content="No."), chunk(finish="stop")], indent=1).encode()
+    )
     talk = judge_file(json.dumps([{"role": "user", "content": "?"}, A["message"]]).encode())
     assert [(f.verdict, len(f.rows)) for f in (stream, talk)] == [(Verdict.ACCEPT, 1), (Verdict.ACCEPT, 1)]
 
 
 def test_blocks_end_at_lines_and_keep_their_numbers() -> None:
-    rows = [row(f"q{i}", "x" * (i % 97)) for i in range(300)]
+    rows = [row(f"q{i}", f"Answer {i}. " * (1 + i % 3)) for i in range(300)]
     blocks = list(read_blocks(lines(*rows), size=1000))
     assert len(blocks) > 20
     assert b"".join(block.data for block in blocks) == lines(*rows)

@@ -32,7 +32,18 @@ REFUSED: dict[str, tuple[Any, Fault | Reason]] = {
     "SGLang stop string": (sglang(DONE, finish={"type": "stop", "matched": "User:"}), Fault.STOPPED_BY_STRING),
     "stopped at a think token": (sglang(DONE, finish={"type": "stop", "matched": 163607}), Fault.STOPPED_BY_STRING),
     "row that says length": ({"reasoning": "Odd.", "content": "No.", "finish_reason": "length"}, Reason.FINISH_LENGTH),
-    "row that says null": ({"message": {"content": "No.", "reasoning": "Odd."}, "finish_reason": None}, Reason.FINISH_UNKNOWN),
+    "Ollama's": (
+        {"message": {"content": "No.", "thinking": "Odd."}, "done": True, "done_reason": "length"},
+        Reason.FINISH_LENGTH,
+    ),
+    "Anthropic's": (
+        {"content": [{"type": "thinking", "thinking": "Odd."}, "No."], "stop_reason": "max_tokens"},
+        Fault.STOPPED_BY_STRING,
+    ),
+    "row that says null": (
+        {"message": {"content": "No.", "reasoning": "Odd."}, "finish_reason": None},
+        Reason.FINISH_UNKNOWN,
+    ),
     "gateway that knows better": (
         {
             "choices": [
@@ -63,7 +74,11 @@ PASSED: dict[str, Any] = {
     "rows record no finish": {"message": {"content": "No.", "reasoning": "Odd."}},
     "gateway's native stop": {
         "choices": [
-            {"message": {"content": "No.", "reasoning": "Odd."}, "finish_reason": "stop", "native_finish_reason": "stop"}
+            {
+                "message": {"content": "No.", "reasoning": "Odd."},
+                "finish_reason": "stop",
+                "native_finish_reason": "stop",
+            }
         ]
     },
 }
@@ -90,6 +105,7 @@ ERRORS: dict[str, tuple[Any, Fault]] = {
         Fault.ERROR_BODY,
     ),
     "error beside choices": ({**chat("No.", reasoning="Odd."), "error": {"code": 502}}, Fault.UPSTREAM_ERROR),
+    "error in the message": (chat("Half", reasoning="Odd.", error={"code": 502}), Fault.UPSTREAM_ERROR),
     "no choices": ({"object": "chat.completion", "choices": []}, Fault.NO_CHOICES),
     "null choices": ({"object": "chat.completion", "choices": None}, Fault.NO_CHOICES),
     "no outputs": ({"prompt": "x", "outputs": []}, Fault.NO_CHOICES),
@@ -100,7 +116,10 @@ ERRORS: dict[str, tuple[Any, Fault]] = {
     "empty list": ([], Fault.NOT_A_RESPONSE),
     "choice that is no object": ({"choices": ["x"]}, Fault.NOT_A_RESPONSE),
     "choice without a message": ({"choices": [{"finish_reason": "stop"}]}, Fault.NOT_A_RESPONSE),
-    "batch input": ({"custom_id": "q", "body": {"messages": [{"role": "user", "content": "Hi"}]}}, Fault.NOT_A_RESPONSE),
+    "batch input": (
+        {"custom_id": "q", "body": {"messages": [{"role": "user", "content": "Hi"}]}},
+        Fault.NOT_A_RESPONSE,
+    ),
 }
 
 

@@ -153,7 +153,10 @@ REFUSED: dict[str, tuple[Any, Fault | Reason]] = {
     "all in the field without closing": (chat(None, reasoning="Odd. So no."), Reason.BLANK_ANSWER),
     "turn goes on after its end": (sglang("Odd.</think>No.<|im_end|>Next."), Reason.END_OF_TURN_INSIDE),
     "two ends": (sglang("Odd.</think>No.<|im_end|><|im_end|>"), Reason.END_OF_TURN_INSIDE),
-    "user's turn made up": (chat("No.<|im_user|>user<|im_middle|>And 8?", reasoning="Odd."), Reason.FOREIGN_CONTROL_TOKEN),
+    "user's turn made up": (
+        chat("No.<|im_user|>user<|im_middle|>And 8?", reasoning="Odd."),
+        Reason.FOREIGN_CONTROL_TOKEN,
+    ),
     "control token in the thoughts": (sglang("Odd.<|im_end|></think>No."), Reason.END_OF_TURN_INSIDE),
 }
 
@@ -195,7 +198,9 @@ def test_prompt_of_the_record_is_looked_at() -> None:
     outputs = [{"index": 0, "text": "Odd.</think>No.", "finish_reason": "stop"}]
     (opened,) = judge({"prompt": "<|im_assistant|>assistant<|im_middle|><think>", "outputs": outputs})
     (closed,) = judge({"prompt": "<|im_assistant|>assistant<|im_middle|><think></think>", "outputs": outputs})
-    (absent,) = judge({"prompt": "<think>x</think>A.<|im_end|><|im_assistant|>assistant<|im_middle|>", "outputs": outputs})
+    (absent,) = judge(
+        {"prompt": "<think>x</think>A.<|im_end|><|im_assistant|>assistant<|im_middle|>", "outputs": outputs}
+    )
     assert opened.verdict is Verdict.REPAIR
     assert closed.reason is Reason.PROMPT_CLOSED_THOUGHTS
     assert absent.reason is Reason.THOUGHTS_NOT_OPENED

@@ -80,7 +80,11 @@ REFUSED: dict[str, tuple[list[Any], Fault | Reason]] = {
     "no thoughts": ([*NO, STOP], Fault.MISSING_REASONING),
     "no choices": ([USAGE], Fault.NO_CHOICES),
     "arguments are cut": (
-        [*ODD, chunk(tool_calls=[{"index": 0, "function": {"name": "f", "arguments": '{"a'}}]), chunk(finish="tool_calls")],
+        [
+            *ODD,
+            chunk(tool_calls=[{"index": 0, "function": {"name": "f", "arguments": '{"a'}}]),
+            chunk(finish="tool_calls"),
+        ],
         Reason.INVALID_TOOL_ARGUMENTS,
     ),
     "calls are no list": ([*ODD, chunk(tool_calls=5), STOP], Fault.WRONG_TYPE),
@@ -114,7 +118,10 @@ def test_the_text_of_server_sent_events() -> None:
 
 
 def test_text_completions_in_chunks() -> None:
-    pieces = [{"id": "c", "object": "text_completion.chunk", "choices": [{"index": 0, "text": t}]} for t in ("Odd.</", "think>No.")]
+    pieces = [
+        {"id": "c", "object": "text_completion.chunk", "choices": [{"index": 0, "text": t}]}
+        for t in ("Odd.</", "think>No.")
+    ]
     end = {"id": "c", "object": "text_completion.chunk", "choices": [{"index": 0, "text": "", "finish_reason": "stop"}]}
     (verdict,) = judge([*pieces, end])
     assert (verdict.reason, verdict.reasoning, verdict.content) == (Repair.SPLIT_PREFILLED_THINK, "Odd.", "No.")

@@ -129,6 +129,7 @@ def test_prompt_ids_tell_whether_the_thoughts_were_open() -> None:
     opened, closed = [163588, 69702, 163601, 163606], [163588, 69702, 163601, 163606, 163607]
     assert judge({**record, "prompt_token_ids": opened})[0].verdict is Verdict.ACCEPT
     assert judge({**record, "prompt_token_ids": closed})[0].reason is Reason.PROMPT_CLOSED_THOUGHTS
+    assert judge({**record, "prompt_token_ids": opened[:-1]})[0].reason is Reason.THOUGHTS_NOT_OPENED
     assert judge({**record, "prompt_token_ids": opened})[0].prompt_token_ids == opened
 
 

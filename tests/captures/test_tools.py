@@ -25,7 +25,11 @@ def called(arguments: Any, **call: Any) -> dict[str, Any]:
 COMPLETE: dict[str, tuple[Any, Reason | Repair, str]] = {
     "parsed by the server": (chat(None, finish="tool_calls", reasoning=WHY, tool_calls=[CALL]), Reason.OK, ""),
     "finish stop": (chat("", reasoning=WHY, tool_calls=[CALL]), Reason.OK, ""),
-    "text and call": (chat("Let me look.", finish="tool_calls", reasoning=WHY, tool_calls=[CALL]), Reason.OK, "Let me look."),
+    "text and call": (
+        chat("Let me look.", finish="tool_calls", reasoning=WHY, tool_calls=[CALL]),
+        Reason.OK,
+        "Let me look.",
+    ),
     "arguments as an object": (called({"city": "Oslo"}), Reason.OK, ""),
     "arguments encoded twice": (called('"{\\"city\\": \\"Oslo\\"}"'), Repair.TOOL_ARGUMENTS_DECODED_ONCE, ""),
     "section in the reasoning": (chat(None, reasoning=WHY + SECTION), Repair.TOOL_SECTION_CUT_FROM_REASONING, ""),
@@ -54,6 +58,31 @@ COMPLETE: dict[str, tuple[Any, Reason | Repair, str]] = {
         "Let me look.",
     ),
     "bare call in the content": (chat(BARE, reasoning=WHY), Repair.TOOL_SECTION_PARSED_FROM_CONTENT, ""),
+    "raw thoughts, calls parsed": (
+        chat(f"{WHY}</think>", finish="tool_calls", tool_calls=[CALL]),
+        Repair.SPLIT_PREFILLED_THINK,
+        "",
+    ),
+    "opening tag, calls taken out": (
+        chat(f"<think>{WHY}", finish="tool_calls", tool_calls=[CALL]),
+        Repair.SPLIT_INLINE_THINK,
+        "",
+    ),
+    "empty markers left in the reasoning": (
+        chat(None, finish="tool_calls", reasoning=WHY + "<|tool_calls_section_begin|>", tool_calls=[CALL]),
+        Repair.TOOL_SECTION_CUT_FROM_REASONING,
+        "",
+    ),
+    "empty markers left in the content": (
+        chat(
+            "<|tool_calls_section_begin|><|tool_calls_section_end|>",
+            finish="tool_calls",
+            reasoning=WHY,
+            tool_calls=[CALL],
+        ),
+        Repair.TOOL_SECTION_PARSED_FROM_CONTENT,
+        "",
+    ),
     "no functions prefix": (
         chat(SECTION.replace("functions.", ""), reasoning=WHY),
         Repair.TOOL_SECTION_PARSED_FROM_CONTENT,
@@ -103,6 +132,10 @@ REFUSED: dict[str, tuple[Any, Fault | Reason]] = {
         Reason.INVALID_TOOL_ARGUMENTS,
     ),
     "id without an index": (chat(SECTION.replace(":0", ""), reasoning=WHY), Reason.INVALID_TOOL_SECTION),
+    "untagged thoughts, calls parsed": (
+        chat(WHY, finish="tool_calls", tool_calls=[CALL]),
+        Fault.MISSING_REASONING,
+    ),
     "arguments are cut": (called('{"ci'), Reason.INVALID_TOOL_ARGUMENTS),
     "arguments are empty": (called(""), Reason.INVALID_TOOL_ARGUMENTS),
     "arguments are null": (called(None), Reason.INVALID_TOOL_ARGUMENTS),

@@ -11,12 +11,14 @@ import pytest
 import yaml
 from rich.console import Console
 
+from eagle3_kimi.chat import render_prompt
 from eagle3_kimi.errors import DataError, UsageError
-from eagle3_kimi.prompts.mix import EvaluationSet, load_mix
+from eagle3_kimi.prompts.conversations import Conversation, normalise_row
+from eagle3_kimi.prompts.lengths import TokenCounter
+from eagle3_kimi.prompts.mix import EvaluationSet, load_mix, share_out
 from eagle3_kimi.prompts.mix_builder import build_mix, iter_conversations
-from eagle3_kimi.prompts.ordered_map import ordered_map
-from eagle3_kimi.prompts.report import tables_of
-from eagle3_kimi.prompts.shuffling import share_out, shuffled
+from eagle3_kimi.prompts.report import render_html, tables_of
+from eagle3_kimi.prompts.streams import OrderedPool, shuffled
 
 MIXES = Path(__file__).parents[2] / "builders" / "mixes"
 WORDS = [f"w{index}" for index in range(400)]
@@ -24,6 +26,14 @@ WORDS = [f"w{index}" for index in range(400)]
 
 def prompt(index: int) -> str:
     return " ".join(WORDS[(index * 7 + step * (index + 1)) % 400] for step in range(20))
+
+
+def chat(text: str) -> Conversation:
+    return Conversation(id="x", messages=({"role": "user", "content": text},))
+
+
+def texts_of(artefact: Path) -> list[str]:
+    return [conversation.prompt_text for conversation in iter_conversations([artefact])]
 
 
 def write_mix(folder: Path, **changes: Any) -> Path:
@@ -71,16 +81,30 @@ def test_a_mix_becomes_an_artefact_with_its_report(tmp_path: Path) -> None:
         for table in tables_of(report):
             console.print(table)
     assert "unknown_role" in capture.get()
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert page == render_html(report)
+    assert "chats.jsonl, row 29: conversations[0]: the role &#39;narrator&#39; is not one of" in page
+    assert "http" not in page  # self-contained
 
 
-def test_the_artefact_depends_on_the_seed_and_not_on_processes(tmp_path: Path) -> None:
-    mix = write_mix(tmp_path)
-    texts = {}
+def test_the_artefact_depends_on_the_seed_and_not_on_processes(tmp_path: Path, count_tokens: TokenCounter) -> None:
+    mix = write_mix(tmp_path, max_prompt_tokens=10_000)
+    written = {}
     for name, options in {"one": {}, "two": {"num_proc": 2}, "seed": {"seed": 2}}.items():
-        build_mix(mix, tmp_path / name, **options)  # type: ignore[arg-type]
-        texts[name] = (tmp_path / name / "prompts.jsonl").read_bytes()
-    assert texts["one"] == texts["two"] != texts["seed"]
-    assert sorted(texts["one"].splitlines()) == sorted(texts["seed"].splitlines())  # all rows are taken here
+        build_mix(mix, tmp_path / name, count_tokens=count_tokens, **options)  # type: ignore[arg-type]
+        written[name] = {file.name: file.read_bytes() for file in (tmp_path / name).iterdir()}
+    assert set(written["one"]) == {"prompts.jsonl", "refused.jsonl", "report.json", "report.html"}
+    assert written["one"] == written["two"]
+    one, seed = written["one"]["prompts.jsonl"], written["seed"]["prompts.jsonl"]
+    assert one != seed
+    assert sorted(one.splitlines()) == sorted(seed.splitlines())  # all rows are taken here
+
+
+def test_a_mix_of_which_nothing_is_left_is_an_error(tmp_path: Path) -> None:
+    mix = write_mix(tmp_path, sources=[{"name": "chats", "files": ["chats.jsonl"], "count": 9, "prompt_field": "x"}])
+    with pytest.raises(DataError, match=r"no conversation is left of 30 rows; .*refused\.jsonl"):
+        build_mix(mix, tmp_path / "out")
+    assert len((tmp_path / "out" / "refused.jsonl").read_text().splitlines()) == 30
 
 
 def test_a_finished_artefact_is_kept_until_something_changes(tmp_path: Path) -> None:
@@ -104,13 +128,34 @@ def test_leaks_are_refused_and_counted_by_set(tmp_path: Path) -> None:
     assert report["rows"] == 86
 
 
-def test_long_prompts_are_refused_never_cut(tmp_path: Path) -> None:
-    mix = write_mix(tmp_path, max_prompt_tokens=20)
+def test_long_prompts_are_refused_never_cut(tmp_path: Path, count_tokens: TokenCounter) -> None:
+    lengths = [count_tokens(chat(prompt(index))) for index in range(60)]
+    limit = sorted(lengths)[29]
+    mix = write_mix(tmp_path, max_prompt_tokens=limit)
     with pytest.raises(UsageError, match="--target"):
         build_mix(mix, tmp_path / "out")
-    report = build_mix(mix, tmp_path / "out", count_tokens=lambda c: 21 if c.source == "chats" else 20)
-    assert (report["rows"], report["length_unit"]) == (60, "tokens")
-    assert report["refused"]["chats"]["too_long"] == 29
+    report = build_mix(mix, tmp_path / "out", count_tokens=count_tokens)
+    kept = [length for length in lengths if length <= limit]
+    assert report["length_unit"] == "tokens"
+    tally = report["by_source"]["problems"]
+    assert (tally["rows"], tally["length"]) == (len(kept), sum(kept))
+    assert report["refused"]["problems"] == {"too_long": 60 - len(kept)}
+    assert all(text in {prompt(i) for i in range(200)} for text in texts_of(tmp_path / "out"))
+    larger = build_mix(mix, tmp_path / "out", count_tokens=count_tokens, max_prompt_tokens=10_000)
+    assert larger["rows"] == 88
+
+
+def test_a_prompt_is_measured_as_the_target_sees_its_last_turn(count_tokens: TokenCounter) -> None:
+    messages = [
+        {"role": "user", "content": "Sort 3 1 2."},
+        {"role": "assistant", "content": "1 2 3"},
+        {"role": "user", "content": "Add 2 and 3."},
+    ]
+    longest = normalise_row({"messages": [*messages, {"role": "assistant", "content": "5"}]}).conversation
+    tokenizer = count_tokens.target.load_tokenizer()
+    rendered = render_prompt(tokenizer, messages, preset="tiny-kimi")
+    assert longest is not None
+    assert count_tokens(longest) == len(rendered)
 
 
 def test_a_source_of_unknown_shape_stops_the_run(tmp_path: Path) -> None:
@@ -172,7 +217,7 @@ def test_a_locked_hub_source_is_streamed_at_its_revision(tmp_path: Path) -> None
     report = build_mix(mix, tmp_path / "out")
     assert (report["rows"], report["revisions"]) == (3, {"hub": "main"})
     even = {prompt(index) for index in range(0, 10, 2)}
-    assert {c.prompt_text for c in iter_conversations([tmp_path / "out"])} <= even
+    assert set(texts_of(tmp_path / "out")) <= even
 
 
 def test_a_damaged_lock_is_not_guessed_around(tmp_path: Path) -> None:
@@ -208,7 +253,7 @@ def test_shuffling_a_stream() -> None:
     assert first == list(shuffled(items, seed=1, buffer_size=64)) != list(shuffled(items, seed=2, buffer_size=64))
 
 
-def test_ordered_map_reads_no_further_than_its_window() -> None:
+def test_a_pool_keeps_the_order_and_reads_no_further_than_its_window() -> None:
     read = 0
 
     def count() -> Any:
@@ -216,7 +261,9 @@ def test_ordered_map_reads_no_further_than_its_window() -> None:
         for read in range(1, 100_001):
             yield -read
 
-    results = ordered_map(abs, count(), num_proc=2)
-    assert [next(results) for _ in range(300)] == list(range(1, 301))
-    results.close()  # type: ignore[attr-defined]
-    assert read <= 256 * 4 * 2 + 256
+    with OrderedPool(2) as pool:
+        results = pool.map(abs, count())
+        assert [next(results) for _ in range(300)] == list(range(1, 301))
+        results.close()  # type: ignore[attr-defined]
+        assert read <= 256 * 4 * 2 + 256
+        assert list(pool.map(abs, [-1, -2])) == [1, 2]  # the pool serves the next source

@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from eagle3_kimi.errors import DataError
-from eagle3_kimi.prompts.screening import Duplicates, EvaluationSets
-from eagle3_kimi.prompts.words import ngrams_of, script_of, words_of
+from eagle3_kimi.prompts.screening import Duplicates, EvaluationSets, ngrams_of, script_of, words_of
 
 LONG = [f"word{index}" for index in range(100)]
 
@@ -50,10 +49,10 @@ def test_leaks_share_thirteen_words() -> None:
     evaluation = EvaluationSets()
     evaluation.add_text("gsm8k", " ".join(LONG[:30]))
     evaluation.add_text("short", "Name a colour.")
-    assert evaluation.find([" ".join(["so", *LONG[10:23]])]) == "gsm8k"
-    assert evaluation.find([" ".join(["so", *LONG[10:22], "x", *LONG[30:60]])]) is None  # only 12 in a row
-    assert evaluation.find(["Name a colour"]) == "short"
-    assert evaluation.find(["Please name a colour."]) is None
+    assert evaluation.find([["so", *LONG[10:23]]]) == "gsm8k"
+    assert evaluation.find([["so", *LONG[10:22], "x", *LONG[30:60]]]) is None  # only 12 in a row
+    assert evaluation.find([words_of("Name a colour")]) == "short"
+    assert evaluation.find([words_of("Please name a colour.")]) is None
 
 
 @pytest.mark.parametrize(
@@ -66,7 +65,7 @@ def test_shapes_of_evaluation_sets(tmp_path: Path, row: dict[str, object]) -> No
     file.write_text(json.dumps(row).replace("Q", text))
     evaluation = EvaluationSets()
     assert evaluation.add_file("e", file) >= 1
-    assert evaluation.find([text]) == "e"
+    assert evaluation.find([words_of(text)]) == "e"
 
 
 def test_an_evaluation_set_without_text_is_an_error(tmp_path: Path) -> None:

@@ -1,0 +1,34 @@
+"""Fixtures shared by all tests: the tiny target, its tokenizer, and how much hypothesis tries."""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # idle threads must not take the cores from the engines
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+settings.register_profile("ci", max_examples=300, deadline=None, derandomize=True)
+settings.register_profile("nightly", max_examples=100_000, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+
+
+@pytest.fixture(scope="session")
+def tiny_target() -> Path:
+    """Folder of the trained tiny target; the first test run on a machine trains it (about two minutes)."""
+    from eagle3_kimi.tiny import cached_tiny_target
+
+    return cached_tiny_target()
+
+
+@pytest.fixture(scope="session")
+def tiny_tokenizer() -> Any:
+    """A tokenizer as the tiny target's, made in a second."""
+    from eagle3_kimi.tiny.problems import generate_problems
+    from eagle3_kimi.tiny.tokenizer import build_tokenizer
+
+    return build_tokenizer(list(generate_problems(300, seed=1)))
