@@ -63,7 +63,12 @@ def test_prompts_of_which_nothing_is_left_say_why(tmp_path: Path) -> None:
     file = tmp_path / "x.jsonl"
     file.write_text('{"prompt": ""}\n{"prompt": " "}\n{"messages": []}\n')
     refused = RefusedRows()
-    with pytest.raises(DataError, match=r"no conversation in .*x\.jsonl; 3 rows of prompts are refused\n  2 empty_user"):
+    with pytest.raises(
+        DataError, match=r"no conversation in .*x\.jsonl; 3 rows of prompts are refused\n  2 empty_user"
+    ):
         list(load_conversations([file], on_refused=refused))
     assert dict(refused.by_reason) == {"empty_user_turn": 2, "no_user_turn": 1}
-    assert str(refused).splitlines()[1] == f"  2 empty_user_turn: {file}, row 1: messages[0].content: a user turn without text"
+    assert (
+        str(refused).splitlines()[1]
+        == f"  2 empty_user_turn: {file}, row 1: messages[0].content: a user turn without text"
+    )
