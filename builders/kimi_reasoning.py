@@ -4,12 +4,13 @@
     samples = datasets.load_dataset("kimi_reasoning", data_files="prompts.jsonl", target="tiny")
     refused = datasets.load_dataset("kimi_reasoning", "quarantine", data_files="prompts.jsonl", target="tiny")
 
+`data_files` are prompts or conversations in any understood shape, or a mix (`mix.yaml`), which is built first.
+
 Generation happens in the process that prepares the data set; what a journal already holds is replayed.
 """
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -24,11 +25,13 @@ from eagle3_kimi.errors import UsageError
 from eagle3_kimi.features import build_features, build_quarantine_features
 from eagle3_kimi.generation import GenerationConfig, GenerationRun, Journal, fingerprint, journal_key
 from eagle3_kimi.generation.rows import split_of
-from eagle3_kimi.prompts import RefusedRows, load_conversations
+from eagle3_kimi.prompts import RefusedRows, TokenCounter, load_conversations, open_prompts, prompts_digest
 from eagle3_kimi.protocol import Reason
 from eagle3_kimi.target import resolve_target
+from eagle3_kimi.tiny import cache_dir
 
 logger = logging.getLogger(__name__)
+
 
 @dataclass
 class KimiReasoningConfig(datasets.BuilderConfig):
@@ -87,11 +90,11 @@ class KimiReasoningConfig(datasets.BuilderConfig):
         )
 
     def prompt_files(self) -> list[Path]:
-        """The local files of prompts, in the order they were named."""
+        """The local files of prompts and mixes, in the order they were named."""
         splits: dict[str, Any] = dict(self.data_files or {})
         if set(splits) != {"train"}:
             raise UsageError(
-                "kimi_reasoning needs data_files: JSONL files of prompts, given as a path or a list. "
+                "kimi_reasoning needs data_files: files of prompts or a mix (.yaml), given as a path or a list. "
                 f"It makes the splits itself; got {sorted(splits) or 'none'}"
             )
         return [Path(str(file)) for file in splits["train"]]
@@ -106,7 +109,7 @@ class KimiReasoningConfig(datasets.BuilderConfig):
         )
         key = {
             "journal": journal_key(generation, target, target.load_tokenizer()),
-            "prompts": [hashlib.sha256(file.read_bytes()).hexdigest() for file in self.prompt_files()],
+            "prompts": prompts_digest(self.prompt_files(), count_tokens=TokenCounter(target)),
             "samples_per_prompt": self.samples_per_prompt,
             "validation_fraction": self.validation_fraction,
             "retry_rejected": self.retry_rejected,
@@ -141,7 +144,7 @@ class KimiReasoning(datasets.GeneratorBasedBuilder):
 
     def _split_generators(self, dl_manager: Any) -> list[datasets.SplitGenerator]:
         run = GenerationRun(self.config.generation_config())
-        files = self.config.prompt_files()
+        files = open_prompts(self.config.prompt_files(), cache_dir=cache_dir(), count_tokens=TokenCounter(run.target))
         refused = RefusedRows()
         run.run(load_conversations(files, on_refused=refused))
         if refused.by_reason:

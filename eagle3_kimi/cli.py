@@ -51,13 +51,49 @@ def demo(
     Console().print(render_table(summary))
 
 
+@app.command(epilog="Example: eagle3-kimi prompts builders/mixes/10k.yaml -o prompts --num-proc 8 --target tiny")
+def prompts(
+    spec: Annotated[Path, typer.Argument(help="A mix: which sources, how much of each.")],
+    output: Annotated[Path, typer.Option("-o", "--output", help="Folder for prompts, refused rows and the report.")],
+    num_proc: Annotated[int, typer.Option(help="Processes; the result does not depend on it.")] = 1,
+    seed: Annotated[int | None, typer.Option(help="Instead of the mix's own.")] = None,
+    evaluation_set: Annotated[
+        list[str] | None, typer.Option(metavar="NAME=FILE", help="Refuse prompts that share 13 words with it; repeat.")
+    ] = None,
+    target: Annotated[
+        str | None, typer.Option(help="Count this target's tokens (else words): as in `generate`.")
+    ] = None,
+    target_revision: Annotated[str | None, typer.Option(help="Hub commit, branch or tag.")] = None,
+    trust_remote_code: Annotated[bool, typer.Option(help="Run the target's own tokenizer code.")] = False,
+    max_prompt_tokens: Annotated[int | None, typer.Option(help="Refuse longer prompts; needs --target.")] = None,
+    skip_bad_files: Annotated[
+        bool, typer.Option(help="Go on when a file cannot be read; the report names it.")
+    ] = False,
+) -> None:
+    """Builds a mix of prompts from public data sets: clean, balanced, without duplicates and without leaks."""
+    from rich.console import Console
+
+    from eagle3_kimi.prompts import TokenCounter, build_mix, parse_evaluation_sets
+    from eagle3_kimi.prompts.report import tables_of
+    from eagle3_kimi.target import resolve_target
+
+    counter = None
+    if target is not None:
+        counter = TokenCounter(resolve_target(target, revision=target_revision, trust_remote_code=trust_remote_code))
+    report = build_mix(
+        spec, output, num_proc=num_proc, seed=seed, evaluation_sets=parse_evaluation_sets(evaluation_set or []),
+        count_tokens=counter, max_prompt_tokens=max_prompt_tokens, skip_bad_files=skip_bad_files,
+    )  # fmt: skip
+    for table in tables_of(report):
+        Console().print(table)
+    typer.echo(f"{report['rows']} conversations in {output / 'prompts.jsonl'}; report in {output / 'report.html'}")
+
+
 @app.command(epilog="Example: eagle3-kimi generate prompts.jsonl --target tiny --temperature 0 -o samples")
 def generate(
-    prompts: Annotated[list[Path], typer.Argument(help="JSONL files of prompts or conversations.")],
+    prompts: Annotated[list[Path], typer.Argument(help="Files of prompts or conversations, or a mix (.yaml).")],
     output: Annotated[Path, typer.Option("-o", "--output", help="Folder for the data set (save_to_disk).")],
-    target: Annotated[
-        str, typer.Option(help="Folder, Hub name in the local cache, or `tiny`.")
-    ] = KIMI,
+    target: Annotated[str, typer.Option(help="Folder, Hub name in the local cache, or `tiny`.")] = KIMI,
     target_revision: Annotated[str | None, typer.Option(help="Hub commit, branch or tag.")] = None,
     trust_remote_code: Annotated[bool, typer.Option(help="Run the target's own tokenizer code.")] = False,
     engine: Annotated[str, typer.Option(help="vllm, transformers or server.")] = "vllm",

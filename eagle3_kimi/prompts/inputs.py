@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Iterable
 from pathlib import Path
 
 from eagle3_kimi.prompts.files import digest_of
 from eagle3_kimi.prompts.lengths import TokenCounter
-from eagle3_kimi.prompts.mix_builder import PROMPTS, build_mix, mix_fingerprint
+from eagle3_kimi.prompts.mix_builder import PROMPTS, REPORT_PAGE, build_mix, mix_fingerprint
+
+logger = logging.getLogger(__name__)
 
 MIX_SUFFIXES = frozenset({".yaml", ".yml"})
 
@@ -49,7 +52,9 @@ def open_prompts(
     for file in files:
         if is_mix(file):
             folder = cache_dir / "mixes" / mix_fingerprint(file, count_tokens=count_tokens)
-            build_mix(file, folder, count_tokens=count_tokens, num_proc=num_proc)
+            report = build_mix(file, folder, count_tokens=count_tokens, num_proc=num_proc)
+            rows = sum(report["read"].values())
+            logger.info("%s: %d conversations of %d rows; %s", file, report["rows"], rows, folder / REPORT_PAGE)
             file = folder / PROMPTS
         opened.append(file)
     return opened

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -73,6 +74,21 @@ def load_mix(path: Path) -> Mix:
         return Mix(**vars(fields))
     except (ArgumentError, UsageError) as error:
         raise UsageError(f"{path}: {error}") from error
+
+
+def parse_evaluation_sets(named: Iterable[str]) -> tuple[EvaluationSet, ...]:
+    """`NAME=FILE` as given on the command line; a name that is given twice has both files.
+
+    Raises:
+        UsageError: no `=`, or nothing on one side of it.
+    """
+    files: dict[str, list[str]] = {}
+    for text in named:
+        name, _, file = text.partition("=")
+        if not name or not file:
+            raise UsageError(f"an evaluation set is given as NAME=FILE, for example gsm8k=test.jsonl; came {text!r}")
+        files.setdefault(name, []).append(file)
+    return tuple(EvaluationSet(name=name, files=tuple(paths)) for name, paths in files.items())
 
 
 def share_out(size: int, weights: dict[str, float]) -> dict[str, int]:

@@ -1,0 +1,45 @@
+"""What every script under `train/` does: a config file, then flags, one call, errors as one sentence."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from eagle3_kimi.errors import Eagle3KimiError
+
+
+def run_launched(
+    config_class: type, function: Callable[[Any], object], description: str, args: Sequence[str] | None = None
+) -> None:
+    """Parses `--config FILE` and flags (which win) into `config_class` and calls `function` with it.
+
+    Options may be spelt with dashes or underscores. An unknown key or a wrong type ends with exit code 2, and so
+    does a `UsageError`; any other error of this package with 1.
+    """
+    from jsonargparse import ArgumentParser, set_parsing_settings
+
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stderr)
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    set_parsing_settings(docstring_parse_attribute_docstrings=True)  # --help shows the fields' docstrings
+    parser = ArgumentParser(description=description)
+    parser.add_argument("--config", action="config", help="YAML file of the options below")
+    parser.add_class_arguments(config_class)
+    options = parser.parse_args([_spell(arg) for arg in (sys.argv[1:] if args is None else args)])
+    options.pop("config")
+    try:
+        function(config_class(**options.as_dict()))
+    except Eagle3KimiError as error:
+        print(f"error: {error}", file=sys.stderr)  # noqa: T201
+        raise SystemExit(error.exit_code) from error
+
+
+def _spell(arg: str) -> str:
+    """`--max-length=4096` -> `--max_length=4096`; `-o` -> `--output`."""
+    if arg == "-o":
+        return "--output"
+    if not arg.startswith("--"):
+        return arg
+    name, equals, value = arg[2:].partition("=")
+    return f"--{name.replace('-', '_')}{equals}{value}"
