@@ -82,33 +82,29 @@ def build_line_chart(
     )
 
 
-def build_histogram(title: str, values: Sequence[int], *, x_label: str, num_bins: int = 24) -> Chart:
-    """Counts of whole numbers, in bins of equal whole width that start at the smallest value."""
-    low, high = (min(values), max(values)) if values else (0, 1)
-    width = max(1, math.ceil((high - low + 1) / num_bins))
-    counts = [0] * math.ceil((high - low + 1) / width)
+def build_histogram(title: str, values: Sequence[int], *, x_label: str, num_bins: int = 40) -> Chart:
+    """Counts of whole numbers, in at most `num_bins` bins of equal whole width that start at 0."""
+    end = max(values, default=0) + 1
+    width = math.ceil(end / num_bins)
+    counts = [0] * math.ceil(end / width)
     for value in values:
-        counts[(value - low) // width] += 1
-    y_ticks = choose_ticks(max(max(counts), 1))
-    end, step = low + width * len(counts), 1 / len(counts)
+        counts[value // width] += 1
+    y_ticks, share = choose_ticks(max(counts)), 1 / len(counts)
     bars = tuple(
         Bar(
-            x=_x(index * step) + 0.5,
+            x=_x(index * share) + 0.5,
             y=_y(count / y_ticks[-1]),
-            width=_x(step) - _x(0) - 1,
+            width=_x(share) - _x(0) - 1,
             height=_y(0) - _y(count / y_ticks[-1]),
-            title=f"{low + index * width} to {low + (index + 1) * width - 1}: {count}",
+            title=f"{index * width} to {(index + 1) * width - 1}: {count}",
         )
         for index, count in enumerate(counts)
     )
+    x_ticks = [value for value in choose_ticks(end) if value <= width * len(counts)]
     return Chart(
         title=title,
         x_label=x_label,
-        x_ticks=tuple(
-            Tick(place=_x((value - low) / (end - low)), label=f"{value:g}")
-            for value in choose_ticks(end)
-            if low <= value <= end
-        ),
+        x_ticks=tuple(Tick(place=_x(value / width * share), label=f"{value:g}") for value in x_ticks),
         y_ticks=tuple(Tick(place=_y(value / y_ticks[-1]), label=f"{value:g}") for value in y_ticks),
         bars=bars,
     )

@@ -103,6 +103,7 @@ def measure_acceptance(
     drafter_dir: Path | None,
     prompts: Sequence[Sequence[int]],
     *,
+    log: Path,
     engine: Literal["vllm", "transformers"] = "vllm",
     num_speculative_tokens: int = 3,
     temperature: float = 0.0,
@@ -110,7 +111,6 @@ def measure_acceptance(
     max_model_len: int = 1024,
     dtype: str = "float32",
     seed: int = 0,
-    log: Path | None = None,
 ) -> AcceptanceReport:
     """Decodes `prompts` in a process of its own, with the drafter or plainly.
 
@@ -118,6 +118,7 @@ def measure_acceptance(
         target: the target model.
         drafter_dir: an exported drafter, or None.
         prompts: token ids of generation prompts; held-out ones, for a figure worth reporting.
+        log: where the process's output goes.
         engine: `vllm`, or `transformers` for the simulation.
         num_speculative_tokens: draft length k.
         temperature: 0 for greedy.
@@ -125,7 +126,6 @@ def measure_acceptance(
         max_model_len: longest prompt plus answer.
         dtype: of weights and activations.
         seed: of sampling.
-        log: where the process's output goes; None keeps it only for the time of the run.
 
     Raises:
         UsageError: no prompts, or no drafter in `drafter_dir`.
@@ -162,7 +162,7 @@ def measure_acceptance(
                 str(folder / "request.json"),
                 str(folder / "report.json"),
             ],
-            log=log or folder / "log.txt",
+            log=log,
             lock=folder / "lock",
             environment={"OMP_WAIT_POLICY": "PASSIVE"},
         )

@@ -120,10 +120,10 @@ def _build_verifier(model: Any, aux_layer_ids: tuple[int, ...]) -> Verify:
     from transformers import DynamicCache
 
     cache = DynamicCache()
-    verified = 0
+    started = False
 
     def verify(tokens: list[int]) -> tuple[list[int], Tensor]:
-        nonlocal verified
+        nonlocal started
         result = model(
             torch.tensor([tokens], device=model.device),
             past_key_values=cache,
@@ -131,8 +131,10 @@ def _build_verifier(model: Any, aux_layer_ids: tuple[int, ...]) -> Verify:
             output_hidden_states=bool(aux_layer_ids),
         )
         choices: list[int] = result.logits[0].argmax(-1).tolist()
-        verified += 1 + _count_accepted(tokens[1:], choices) if verified else len(tokens)
-        cache.crop(verified)
+        refused = len(tokens) - 1 - _count_accepted(tokens[1:], choices) if started else 0
+        if refused:
+            cache.crop(-refused)
+        started = True
         states = [result.hidden_states[layer_id][0] for layer_id in aux_layer_ids]
         return choices, torch.cat(states, dim=-1) if states else result.logits[0, :, :0]
 

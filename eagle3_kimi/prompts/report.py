@@ -47,8 +47,8 @@ class MixReport:
     repaired: Counter[str] = field(default_factory=Counter)
     refused: dict[str, Counter[str]] = field(default_factory=dict)
     """Source -> reason -> rows."""
-    examples: dict[str, str] = field(default_factory=dict)
-    """Reason -> the first row refused for it."""
+    examples: dict[str, dict[str, str]] = field(default_factory=dict)
+    """Source -> reason -> the first row refused for it."""
     by_source: dict[str, Tally] = field(default_factory=dict)
     by_language: dict[str, Tally] = field(default_factory=dict)
     by_domain: dict[str, Tally] = field(default_factory=dict)
@@ -80,7 +80,8 @@ class MixReport:
 
     def refuse(self, source: str, row: RefusedRow) -> None:
         self.refused.setdefault(source, Counter())[str(row.reason)] += 1
-        self.examples.setdefault(str(row.reason), f"{Path(row.file).name}, row {row.row}: {row.detail}")
+        where = f"{Path(row.file).name}, row {row.row}: {row.detail}"
+        self.examples.setdefault(source, {}).setdefault(str(row.reason), where)
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -157,7 +158,7 @@ def sections_of(report: dict[str, Any]) -> list[Section]:
     edges = [*report["histogram"]["edges"], "longer"]
     lengths = [(edge, rows) for edge, rows in zip(edges, report["histogram"]["rows"], strict=True) if rows]
     refused = [
-        (source, reason, rows, report["examples"][reason])
+        (source, reason, rows, report["examples"][source][reason])
         for source, counts in report["refused"].items()
         for reason, rows in counts.items()
     ]
