@@ -31,7 +31,9 @@ def write_prompts(folder: Path, settings: DemoSettings, seed: int) -> Path:
     problems = generate_problems(int(settings.problems * _SPARE), 10 * seed + 1, kinds)
     _write_lines(folder / "problems.jsonl", ({"messages": problem.messages} for problem in problems))
     rng = random.Random(f"demo-tools-{seed}")
-    pairs = rng.sample([(a, b) for a in range(32, 100) for b in range(4, 10)], int(settings.tool_conversations * _SPARE))
+    pairs = rng.sample(
+        [(a, b) for a in range(32, 100) for b in range(4, 10)], int(settings.tool_conversations * _SPARE)
+    )
     _write_lines(
         folder / "tools.jsonl",
         ({"messages": build_tool_conversation(a, b), "tools": [MULTIPLY_TOOL]} for a, b in pairs),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -61,15 +62,18 @@ def choose_topology() -> Topology:
     return Topology(config="cpu_2.yaml", processes=2, dtype="float32", precision="fp32", environment=threads)
 
 
-def find_repository() -> Path:
+def find_repository(candidates: Iterable[Path] | None = None) -> Path:
     """The clone that holds train/ and accelerate_configs/: they are launched, not imported.
+
+    Args:
+        candidates: folders to look at; by default where the package lies, and the working folder.
 
     Raises:
         UsageError: the package was installed without them.
     """
     import eagle3_kimi
 
-    for folder in (Path(eagle3_kimi.__file__).resolve().parents[1], Path.cwd()):
+    for folder in candidates or (Path(eagle3_kimi.__file__).resolve().parents[1], Path.cwd()):
         if (folder / "train" / "train_drafter.py").is_file() and (folder / "accelerate_configs").is_dir():
             return folder
     raise UsageError(

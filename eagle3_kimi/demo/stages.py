@@ -140,7 +140,7 @@ class Stages:
     def _launch(self, name: str, script: str, *more: str, **options: Any) -> None:
         """`accelerate launch` of a script of the repository."""
         config = self.repository / "accelerate_configs" / self.topology.config
-        arguments = [text for key, value in options.items() for text in (f"--{key}", str(value))] + list(more)
+        arguments = [text for key, value in options.items() for text in (f"--{key.replace('_', '-')}", str(value))] + list(more)
         logger.info(
             "  accelerate launch --config_file accelerate_configs/%s %s %s", config.name, script, " ".join(arguments)
         )

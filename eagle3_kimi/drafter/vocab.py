@@ -94,11 +94,12 @@ def build_vocab_map(
         DataError: more forced ids than places, or one outside the vocabulary.
     """
     vocab_size, forced = len(counts), sorted(set(forced_ids))
-    if (
-        len(forced) > draft_vocab_size
-        or draft_vocab_size > vocab_size
-        or (forced and not 0 <= forced[0] <= forced[-1] < vocab_size)
-    ):
+    if draft_vocab_size > vocab_size:
+        raise DataError(
+            f"draft_vocab_size {draft_vocab_size} is larger than the target's vocabulary of {vocab_size}; "
+            "give a smaller one, or the same for no reduction"
+        )
+    if len(forced) > draft_vocab_size or (forced and not 0 <= forced[0] <= forced[-1] < vocab_size):
         raise DataError(
             f"{len(forced)} forced ids {forced[:8]} do not fit a draft vocabulary of {draft_vocab_size} of {vocab_size}"
         )

@@ -40,6 +40,8 @@ class EngineOptions:
     """Share of each GPU's memory the engine may take."""
     server_url: str = ""
     """Base address of a running server, for the `server` engine."""
+    server_seconds_per_token: float = 0.25
+    """Seconds a `server` request may take per token of its longest answer, waiting in the queue included."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,7 +137,7 @@ def open_engine(name: str, target: Target, options: EngineOptions) -> TargetEngi
     if name == "server":
         from eagle3_kimi.engines.server import ServerEngine
 
-        return ServerEngine(options.server_url)
+        return ServerEngine(target, options)
     from eagle3_kimi.engines.transformers import TransformersEngine
 
     return TransformersEngine(target, options)

@@ -138,7 +138,7 @@ def measure_acceptance(
             f"{drafter_dir} holds no drafter: it has no config.json; give the folder that training exported"
         )
     request = AcceptanceRequest(
-        target=str(target.name if target.name == "tiny" else target.path),
+        target=str(target.path),
         target_revision=target.revision,
         trust_remote_code=target.trust_remote_code,
         engine=engine,
