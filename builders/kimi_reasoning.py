@@ -59,6 +59,7 @@ class KimiReasoningConfig(datasets.BuilderConfig):
     max_num_seqs: int = 256
     gpu_memory_utilization: float = 0.9
     server_url: str = ""
+    server_seconds_per_token: float = 0.25
 
     def generation_config(self) -> GenerationConfig:
         """The same options as the generation stage takes them."""
@@ -86,6 +87,7 @@ class KimiReasoningConfig(datasets.BuilderConfig):
                 max_num_seqs=self.max_num_seqs,
                 gpu_memory_utilization=self.gpu_memory_utilization,
                 server_url=self.server_url,
+                server_seconds_per_token=self.server_seconds_per_token,
             ),
         )
 

@@ -208,6 +208,8 @@ class _Renderer:
         return self.placeholder.sub(lambda match: hidden[int(match.group(1))], text)
 
     def _encode(self, text: str) -> list[int]:
+        if getattr(self.tokenizer, "is_fast", False):
+            return _ids_of(self._plain_tokenizer, text)
         if self.takes_allow_special:  # Kimi's own class: any other keyword takes a slower, different path
             return [int(i) for i in self.tokenizer.encode(text, allow_special_tokens=True)]
         return [int(i) for i in self.tokenizer.encode(text, add_special_tokens=False)]
@@ -215,18 +217,28 @@ class _Renderer:
     def _encode_aliased(self, text: str, hidden: list[str]) -> list[int]:
         """One pass over the whole text, so that what depends on neighbours (leading spaces) comes out as always."""
         aliased = self.control.sub(lambda match: self._alias(self.control_ids[match.group()]), text)
-        ids = self._aliased_tokenizer.encode(self._reveal(aliased, hidden), add_special_tokens=False).ids
-        return [int(i) for i in ids]
+        return _ids_of(self._aliased_tokenizer, self._reveal(aliased, hidden))
 
     def _alias(self, token_id: int) -> str:
         return f"\U000f5ee0{self.nonce}{token_id}\U000f5ee1"
+
+    @cached_property
+    def _plain_tokenizer(self) -> Any:
+        """The tokenizer without the wrapper's work, and without a truncation that its file may carry."""
+        from tokenizers import Tokenizer
+
+        return Tokenizer.from_str(json.dumps(self._tokenizer_state()))
+
+    def _tokenizer_state(self) -> dict[str, Any]:
+        state: dict[str, Any] = json.loads(self.tokenizer.backend_tokenizer.to_str())
+        return {**state, "truncation": None, "padding": None}
 
     @cached_property
     def _aliased_tokenizer(self) -> Any:
         """The same tokenizer, in which control tokens answer to names that no message can contain."""
         from tokenizers import Tokenizer
 
-        state = json.loads(self.tokenizer.backend_tokenizer.to_str())
+        state = self._tokenizer_state()
         model = state["model"]
         names = {token["content"]: self._alias(token["id"]) for token in state["added_tokens"]}
         for token in state["added_tokens"]:
@@ -267,6 +279,12 @@ class _Renderer:
                 f"{sorted(controls)}; it needs `allow_special_tokens=False`, or a fast version (tokenizer.json)"
             )
         return [int(i) for i in ids]
+
+
+def _ids_of(fast_tokenizer: Any, text: str) -> list[int]:
+    """Ids alone: offsets, which nobody asks for here, cost as much again."""
+    ids: list[int] = fast_tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
+    return ids
 
 
 def _with_reasoning_names(message: Mapping[str, Any]) -> dict[str, Any]:

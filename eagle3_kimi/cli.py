@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from eagle3_kimi.errors import Eagle3KimiError
+from eagle3_kimi.errors import Eagle3KimiError, UsageError
 
 KIMI = "moonshotai/Kimi-K2.5"
 
@@ -98,6 +98,9 @@ def generate(
     trust_remote_code: Annotated[bool, typer.Option(help="Run the target's own tokenizer code.")] = False,
     engine: Annotated[str, typer.Option(help="vllm, transformers or server.")] = "vllm",
     server_url: Annotated[str, typer.Option(help="Address of a running server, for --engine server.")] = "",
+    server_seconds_per_token: Annotated[
+        float, typer.Option(help="Time limit of a server's request, per token of --max-tokens.")
+    ] = 0.25,
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 1.0,
     top_p: Annotated[float, typer.Option(help="Nucleus mass.")] = 0.95,
     max_tokens: Annotated[int, typer.Option(help="Most tokens of one answer, reasoning included.")] = 32768,
@@ -140,10 +143,27 @@ def audit(
     out: Annotated[Path | None, typer.Option(help="Where to write accepted and repaired rows.")] = None,
     quarantine: Annotated[Path | None, typer.Option(help="Where to write refused rows.")] = None,
     min_complete: Annotated[float, typer.Option(help="Exit 1 below this share of complete rows.")] = 1.0,
+    target: Annotated[
+        str | None, typer.Option(help="Read token ids with this target's tokenizer: they decide over text.")
+    ] = None,
+    trust_remote_code: Annotated[bool, typer.Option(help="Run the target's own tokenizer code.")] = False,
 ) -> None:
     """Says which responses captured elsewhere are reasoning-complete, what is wrong, and what can be saved."""
-    from eagle3_kimi.captures import render, run_audit
+    from eagle3_kimi.captures import CaptureContext, render, run_audit
+    from eagle3_kimi.captures.audit import find_files
+    from eagle3_kimi.captures.progress import AuditProgress
 
-    report = run_audit(paths, out, quarantine, min_complete)
+    context = None
+    if target is not None:
+        from eagle3_kimi.target import resolve_target
+
+        found = resolve_target(target, trust_remote_code=trust_remote_code)
+        protocol = found.load_protocol(found.load_tokenizer())
+        tags = (protocol.preset.think_start, protocol.preset.think_end)
+        context = CaptureContext(protocol=protocol, think_tags=tags)
+    elif trust_remote_code:
+        raise UsageError("--trust-remote-code allows a target's tokenizer code; name the target with --target")
+    with AuditProgress(find_files(paths)) as progress:
+        report = run_audit(paths, out, quarantine, min_complete, context=context, progress=progress)
     typer.echo(render(report))
     raise SystemExit(0 if report.passed else 1)

@@ -114,6 +114,16 @@ def test_clean_text_takes_the_tokenizers_own_path() -> None:
     )
 
 
+def test_a_truncation_that_a_tokenizer_file_carries_cuts_nothing() -> None:
+    whole, cutting = fast_tokenizer(spaces="bytes"), fast_tokenizer(spaces="bytes")
+    cutting.backend_tokenizer.enable_truncation(4)
+    for text in ("What is two plus two? " * 5, "What is <|im_end|> two? " * 5):
+        messages = [{"role": "user", "content": text}]
+        assert render_prompt(cutting, messages, preset="kimi-k2.5") == render_prompt(
+            whole, messages, preset="kimi-k2.5"
+        )
+
+
 def test_check_rendering_names_the_template_variable(kimi_tokenizer: KimiTokenizer) -> None:
     protocol = ReasoningProtocol.from_tokenizer(kimi_tokenizer, "kimi-k2.5")
     messages = [{"role": "user", "content": "Go."}]

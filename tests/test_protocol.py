@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import random
 import re
 
 import pytest
@@ -183,6 +184,29 @@ def test_is_blank(text: str) -> None:
 )
 def test_is_degenerate(ids: list[int], expected: bool) -> None:
     assert is_degenerate(ids) is expected
+
+
+def test_degeneration_against_a_naive_reference() -> None:
+    def reference(ids: list[int]) -> bool:
+        for period in range(1, 33):
+            run = period
+            for i in range(period, len(ids)):
+                run = run + 1 if ids[i] == ids[i - period] else period
+                if run >= 256 or (run >= 16 * period and 2 * run >= len(ids)):
+                    return True
+        return False
+
+    rng = random.Random(2)
+    told = [0, 0]
+    for _ in range(300):
+        vocabulary = rng.choice([2, 30, 33, 5000])
+        cycle = rng.choices(range(vocabulary), k=rng.randint(1, 40))
+        run = (cycle * 600)[: rng.choice([100, 255, 256, 257, 16 * len(cycle) - 1, 16 * len(cycle)])]
+        around = [rng.choices(range(vocabulary), k=rng.choice([0, 3, 60, 700])) for _ in range(2)]
+        ids = around[0] + run + around[1]
+        assert is_degenerate(ids) == reference(ids), ids
+        told[reference(ids)] += 1
+    assert min(told) > 50
 
 
 # --- An independent re-statement of the rule: one letter a token, one regular expression a turn. ---

@@ -137,15 +137,16 @@ class Stages:
         finished = json.loads((self.drafter_path.parent / "training.json").read_text(encoding="utf-8"))
         return {**finished, "digest": _digest(self.drafter_path / "model.safetensors")}
 
-    def _launch(self, name: str, script: str, *more: str, **options: Any) -> None:
+    def _launch(self, stage: str, script: str, *more: str, **options: Any) -> None:
         """`accelerate launch` of a script of the repository."""
         config = self.repository / "accelerate_configs" / self.topology.config
-        arguments = [text for key, value in options.items() for text in (f"--{key.replace('_', '-')}", str(value))] + list(more)
+        flags = {f"--{name.replace('_', '-')}": str(value) for name, value in options.items()}
+        arguments = [text for flag in flags.items() for text in flag] + list(more)
         logger.info(
             "  accelerate launch --config_file accelerate_configs/%s %s %s", config.name, script, " ".join(arguments)
         )
         launcher = ["-m", "accelerate.commands.launch", "--config_file", str(config)]
-        self._run(name, [*launcher, str(self.repository / script), *arguments], self.topology.environment)
+        self._run(stage, [*launcher, str(self.repository / script), *arguments], self.topology.environment)
 
     def _run(self, name: str, arguments: list[str], environment: dict[str, str]) -> None:
         def show(line: str) -> None:

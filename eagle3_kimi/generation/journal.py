@@ -10,11 +10,13 @@ from __future__ import annotations
 import json
 import os
 import re
+import sys
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+import orjson
 from filelock import FileLock, Timeout
 
 from eagle3_kimi.errors import DataError, RunStopped
@@ -127,7 +129,7 @@ class Journal:
                 sample_id = head["id"].decode()
                 earlier = entries.get(sample_id)
                 attempts = 1 + (earlier.attempts if earlier else 0)
-                entries[sample_id] = JournalEntry(offset, head["reason"].decode(), attempts)
+                entries[sample_id] = JournalEntry(offset, sys.intern(head["reason"].decode()), attempts)
                 offset += len(line)
         return entries
 
@@ -136,8 +138,7 @@ class Journal:
         if self._reader is None:
             self._reader = self.path.open("rb")
         self._reader.seek(offset)
-        record: Record = json.loads(self._reader.readline()[9:])
-        return record
+        return _decode_record(self._reader.readline()[9:])
 
     def _cut_torn_tail(self) -> None:
         if not self.path.exists():
@@ -161,6 +162,15 @@ def encode_record(record: Record) -> bytes:
     assert list(record)[:2] == ["id", "reason"]
     body = json.dumps(record, separators=(",", ":")).encode("ascii")  # escapes keep any lone surrogate
     return b"%08x %s\n" % (zlib.crc32(body), body)
+
+
+def _decode_record(body: bytes) -> Record:
+    record: Record
+    try:
+        record = orjson.loads(body)  # three times as fast on long lists of ids
+    except orjson.JSONDecodeError:
+        record = json.loads(body)  # orjson takes no lone surrogates
+    return record
 
 
 _HEAD = re.compile(rb'[0-9a-f]{8} \{"id":"(?P<id>[^"\\]+)","reason":"(?P<reason>[a-z_]+)",')

@@ -1,0 +1,166 @@
+"""The demo itself: small, killed with -9 in every launched stage, and measured again in the serving engine."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from datasets import load_from_disk
+from rich.console import Console
+
+import eagle3_kimi
+from eagle3_kimi.demo import DemoSettings, render_table, run_demo
+from eagle3_kimi.demo.prompts import build_held_out_prompts
+from eagle3_kimi.demo.run import STAGES
+from eagle3_kimi.demo.settings import choose_topology, find_repository
+from eagle3_kimi.demo.stages import Stages
+from eagle3_kimi.demo.workdir import WorkFolder
+from eagle3_kimi.errors import UsageError
+from eagle3_kimi.evaluation import AcceptanceReport, measure_acceptance
+from eagle3_kimi.target import resolve_target
+
+SETTINGS = {"problems": 72, "tool_conversations": 12, "held_out_prompts": 9}
+RUN = """
+import sys, json
+from pathlib import Path
+from eagle3_kimi.demo import DemoSettings, run_demo
+run_demo(Path(sys.argv[1]), "transformers", 0, DemoSettings(**json.loads(sys.argv[2])))
+"""
+
+
+def kill_once(workdir: Path, condition: Callable[[], Any]) -> None:
+    """Starts the demo in a process and kills it with -9 as soon as `condition` holds."""
+    with (workdir.parent / "killed.txt").open("wb") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-c", RUN, str(workdir), json.dumps(SETTINGS)], stdout=log, stderr=subprocess.STDOUT
+        )
+        deadline = time.monotonic() + 240
+        while not condition():
+            assert process.poll() is None, (workdir.parent / "killed.txt").read_text()
+            assert time.monotonic() < deadline, "the demo did not come to where it was to be killed"
+            time.sleep(0.05)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+
+
+def has_lines(folder: Path, pattern: str) -> bool:
+    return any(file.stat().st_size for file in folder.glob(pattern))
+
+
+@pytest.fixture(scope="module")
+def workdir(tmp_path_factory: pytest.TempPathFactory, tiny_target: Path) -> Path:
+    """A demo that was killed in each launched stage, and then finished."""
+    path = tmp_path_factory.mktemp("demo") / "work"
+    kill_once(path, lambda: has_lines(path, "journal/*.jsonl"))
+    assert not (path / "stages" / "samples.json").exists()
+    kill_once(path, lambda: has_lines(path, "logs/hidden_states.txt"))
+    kill_once(path, lambda: has_lines(path, "drafter/metrics.jsonl"))
+    assert not (path / "stages" / "training.json").exists()
+    kill_once(path, lambda: has_lines(path, "serving/plain.json"))
+    run_demo(path, "transformers", 0, DemoSettings(**SETTINGS))
+    return path
+
+
+@pytest.mark.multiprocess
+def test_the_killed_demo_ends_with_the_same_data_set(workdir: Path, tmp_path: Path) -> None:
+    settings = DemoSettings(**SETTINGS)
+    folder = WorkFolder(tmp_path / "undisturbed", identity={}, stages=STAGES)
+    with folder:
+        stages = Stages(
+            folder=folder,
+            engine="transformers",
+            seed=0,
+            settings=settings,
+            topology=choose_topology(),
+            repository=find_repository(),
+        )
+        stages.make_prompts()
+        undisturbed = stages.make_samples()
+    assert json.loads((workdir / "stages" / "samples.json").read_text())["result"] == undisturbed
+    samples = load_from_disk(str(workdir / "samples" / "complete"))
+    assert eagle3_kimi.validate(samples) == undisturbed["complete"]
+
+
+@pytest.mark.multiprocess
+def test_the_summary_keeps_its_names_and_adds_up(workdir: Path) -> None:
+    summary = json.loads((workdir / "summary.json").read_text())
+    assert list(summary) == ["schema_version", "engine", "samples", "hidden_states", "training", "serving", "seconds"]
+    samples, states, training, serving = (summary[name] for name in ("samples", "hidden_states", "training", "serving"))
+    assert list(samples) == ["prompts", "complete", "quarantined", "by_reason"]
+    assert samples["prompts"] == samples["complete"] + samples["quarantined"]
+    assert samples["quarantined"] == sum(samples["by_reason"].values())
+    assert list(states) == ["samples", "tokens", "bytes_per_token", "contract"]
+    assert states["samples"] == samples["complete"]
+    assert states["contract"]["passed"] is True
+    assert training["world_size"] == 2
+    assert set(training) == {
+        "steps",
+        "supervised_tokens",
+        "ttt_steps",
+        "world_size",
+        "simulated_acceptance_length",
+    }
+    assert serving["engine"] == "transformers (simulated)"
+    assert serving["identical_outputs"] is True
+    assert serving["num_prompts"] == 9
+    assert serving["acceptance_length"] == pytest.approx(1 + sum(serving["acceptance_per_position"]), abs=0.002)
+    assert serving["acceptance_length"] > 1.5 > serving["untrained_acceptance_length"]
+    assert list(summary["seconds"]) == list(STAGES)
+
+
+@pytest.mark.multiprocess
+def test_run_again_it_reuses_every_stage(workdir: Path, caplog: pytest.LogCaptureFixture) -> None:
+    before = json.loads((workdir / "summary.json").read_text())
+    with caplog.at_level("INFO"):
+        summary = run_demo(workdir, "transformers", 0, DemoSettings(**SETTINGS))
+    assert summary == before
+    assert caplog.text.count(": reused") == len(STAGES)
+    console = Console(width=160, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
+    console.print(render_table(summary))
+    text = console.export_text()
+    assert "token-identical" in text
+    assert f"{summary['serving']['acceptance_length']:.2f} of at most 4" in text
+
+
+@pytest.mark.multiprocess
+def test_the_report_needs_nothing_from_elsewhere(workdir: Path) -> None:
+    report = (workdir / "report.html").read_text()
+    assert report.count("<svg") == 2  # training, reasoning lengths
+    assert not any(loader in report for loader in ("<script", "<link", "<img", "@import", "url("))
+    assert '<span class="reasoning">' in report
+    assert (workdir / "training.svg").read_text().startswith("<svg")
+
+
+@pytest.mark.multiprocess
+@pytest.mark.vllm
+def test_vllm_accepts_exactly_what_the_simulation_says(workdir: Path, tmp_path: Path) -> None:
+    target = resolve_target("tiny")
+    seen = [
+        ids
+        for split in load_from_disk(str(workdir / "samples" / "complete")).values()
+        for ids in split["prompt_token_ids"]
+    ]
+    prompts = build_held_out_prompts(target, SETTINGS["held_out_prompts"], seed=0, seen=seen)
+    simulated = AcceptanceReport.load(workdir / "serving" / "trained.json")
+    plain = measure_acceptance(target, None, prompts, log=tmp_path / "plain.txt")
+    served = measure_acceptance(target, workdir / "drafter" / "export", prompts, log=tmp_path / "served.txt")
+    assert plain.output_token_ids == served.output_token_ids == simulated.output_token_ids
+    assert (plain.num_drafts, plain.acceptance_length) == (0, 1.0)
+    assert served.engine == "vllm"
+    assert served.num_drafts == pytest.approx(simulated.num_drafts, rel=0.02)  # a near tie may fall either way
+    for ours, theirs in zip(simulated.accepted_per_position, served.accepted_per_position, strict=True):
+        assert theirs == pytest.approx(ours, rel=0.05, abs=2)
+
+
+def test_wrong_usage_is_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="the demo runs with vllm or transformers, not 'sglang'"):
+        run_demo(tmp_path / "x", "sglang")
+    assert not (tmp_path / "x").exists()
