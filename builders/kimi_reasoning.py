@@ -21,7 +21,7 @@ import datasets
 
 from eagle3_kimi.engines import SamplingOptions
 from eagle3_kimi.engines.base import EngineOptions
-from eagle3_kimi.errors import UsageError
+from eagle3_kimi.errors import RunStopped, UsageError
 from eagle3_kimi.features import build_features, build_quarantine_features
 from eagle3_kimi.generation import GenerationConfig, GenerationRun, Journal, fingerprint, journal_key
 from eagle3_kimi.generation.rows import split_of
@@ -148,10 +148,15 @@ class KimiReasoning(datasets.GeneratorBasedBuilder):
         run = GenerationRun(self.config.generation_config())
         files = open_prompts(self.config.prompt_files(), cache_dir=cache_dir(), count_tokens=TokenCounter(run.target))
         refused = RefusedRows()
-        run.run(load_conversations(files, on_refused=refused))
+        report = run.run(load_conversations(files, on_refused=refused))
+        logger.info("%s", report)
         if refused.by_reason:
             logger.warning("%s", refused)
         wanted = self.config.name == "quarantine"
+        if not report.complete and not wanted:
+            raise RunStopped(
+                f"no sample is complete, so there is no data set; the configuration `quarantine` holds them. {report}"
+            )
         offsets: dict[str, list[int]] = {"train": [], "validation": []}
         for turn, entry in run.finished_turns(load_conversations(files, on_refused=RefusedRows())):
             if (entry.reason != Reason.OK) is wanted:

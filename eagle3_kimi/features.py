@@ -66,7 +66,7 @@ class TokenId(_EqualToPlain):
         limit = getattr(self, "_limit", None) or 2**31
         if len(storage):
             low, high = pc.min(storage).as_py(), pc.max(storage).as_py()
-            if not (0 <= low and high < limit):
+            if low < 0 or high >= limit:
                 raise DataError(f"token ids must lie in [0, {limit}), got {low}..{high}")
         return pc.cast(storage, self.pa_type)
 

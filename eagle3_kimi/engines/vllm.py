@@ -17,6 +17,7 @@ from eagle3_kimi.engines.base import (
     SamplingOptions,
     refuse_long_prompt,
 )
+from eagle3_kimi.engines.engine_process import spawned_from_here
 from eagle3_kimi.errors import EngineError
 from eagle3_kimi.target import Target
 
@@ -27,11 +28,13 @@ def prepare_vllm_environment() -> None:
     """Settings vLLM reads from the environment at import; what the person set stays.
 
     Nothing is sent anywhere, and on a CPU the key-value cache is kept small: its default takes half the memory.
+    Processes are spawned: a forked one would keep our files open, and with them the journal's lock.
     """
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
     os.environ.setdefault("DO_NOT_TRACK", "1")
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", _CPU_KV_CACHE_GIB)
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+    os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
 
 
 def load_llm(target: Target, options: EngineOptions, **arguments: Any) -> Any:
@@ -48,18 +51,19 @@ def load_llm(target: Target, options: EngineOptions, **arguments: Any) -> Any:
     if on_cpu and options.dtype == "float32" and "kv_lora_rank" in target.config:
         arguments.setdefault("attention_backend", "CPU_MLA")  # the default on a CPU with AMX takes bfloat16 only
     try:
-        return LLM(
-            model=str(target.path),
-            tokenizer=str(target.path),
-            trust_remote_code=target.trust_remote_code,
-            tensor_parallel_size=options.tensor_parallel_size,
-            dtype=options.dtype,  # type: ignore[arg-type]
-            max_model_len=options.max_model_len,
-            max_num_seqs=options.max_num_seqs,
-            gpu_memory_utilization=options.gpu_memory_utilization,
-            enforce_eager=on_cpu or bool(arguments.pop("enforce_eager", False)),
-            **arguments,
-        )
+        with spawned_from_here():
+            return LLM(
+                model=str(target.path),
+                tokenizer=str(target.path),
+                trust_remote_code=target.trust_remote_code,
+                tensor_parallel_size=options.tensor_parallel_size,
+                dtype=options.dtype,  # type: ignore[arg-type]
+                max_model_len=options.max_model_len,
+                max_num_seqs=options.max_num_seqs,
+                gpu_memory_utilization=options.gpu_memory_utilization,
+                enforce_eager=on_cpu or bool(arguments.pop("enforce_eager", False)),
+                **arguments,
+            )
     except (ValueError, RuntimeError, OSError) as error:
         raise EngineError(f"vLLM could not start {target.name} ({target.path}): {error}") from error
 

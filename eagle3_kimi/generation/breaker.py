@@ -17,10 +17,14 @@ _ADVICE = {
 }
 
 
+_FEWEST = 20
+"""Below it, a share says too little to stop a run."""
+
+
 class CircuitBreaker:
     """Watches the last `window` finished samples; truncations and other faults have limits of their own.
 
-    It can trip once the window is full.
+    It can trip once the window is full; a run that ends before is judged at its end.
     """
 
     def __init__(self, *, window: int, max_truncated: float, max_incomplete: float) -> None:
@@ -39,8 +43,19 @@ class CircuitBreaker:
             kept = self._examples.setdefault(reason, [])
             kept.append(example)
             del kept[:-2]
-        if len(self._window) < (self._window.maxlen or 0):
-            return
+        if len(self._window) == self._window.maxlen:
+            self._check()
+
+    def finish(self) -> None:
+        """Judges a run that was shorter than the window, if it has enough samples to speak of a share.
+
+        Raises:
+            RunStopped: as `record`.
+        """
+        if _FEWEST <= len(self._window) < (self._window.maxlen or 0):
+            self._check()
+
+    def _check(self) -> None:
         for truncated, limit in self._limits.items():
             bad = sum(r is not Reason.OK and (r in TRUNCATION_REASONS) is truncated for r in self._window)
             if bad / len(self._window) > limit:

@@ -45,6 +45,13 @@ class RunReport:
     def quarantined(self) -> int:
         return sum(self.by_reason.values())
 
+    def __str__(self) -> str:
+        text = f"{self.planned} planned turns = {self.complete} complete + {self.quarantined} quarantined"
+        text += f" + {self.not_run} not run; {self.generated} generated now"
+        for counts in (self.by_reason, self.ended_conversations):
+            text += "".join(f"\n  {reason:28} {count:6}" for reason, count in counts.most_common())
+        return text
+
 
 class GenerationRun:
     """One run over conversations.
@@ -133,6 +140,7 @@ class _Loop:
                 self._refill(chains)
         if self._waiting:
             raise EngineError(f"the engine {engine.info.name} ended with {len(self._waiting)} requests unanswered")
+        self._breaker.finish()
 
     def _refill(self, chains: Iterator[Chain]) -> None:
         while len(self._waiting) < _CHAINS_AHEAD and (chain := next(chains, None)) is not None:

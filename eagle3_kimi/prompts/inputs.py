@@ -7,6 +7,8 @@ import logging
 from collections.abc import Iterable
 from pathlib import Path
 
+from filelock import FileLock
+
 from eagle3_kimi.prompts.files import digest_of
 from eagle3_kimi.prompts.lengths import TokenCounter
 from eagle3_kimi.prompts.mix_builder import PROMPTS, REPORT_PAGE, build_mix, mix_fingerprint
@@ -52,7 +54,9 @@ def open_prompts(
     for file in files:
         if is_mix(file):
             folder = cache_dir / "mixes" / mix_fingerprint(file, count_tokens=count_tokens)
-            report = build_mix(file, folder, count_tokens=count_tokens, num_proc=num_proc)
+            folder.mkdir(parents=True, exist_ok=True)
+            with FileLock(folder.with_suffix(".lock")):  # two runs may want the same mix at once
+                report = build_mix(file, folder, count_tokens=count_tokens, num_proc=num_proc)
             rows = sum(report["read"].values())
             logger.info("%s: %d conversations of %d rows; %s", file, report["rows"], rows, folder / REPORT_PAGE)
             file = folder / PROMPTS

@@ -20,7 +20,7 @@ from typing import IO, Any
 
 from eagle3_kimi.errors import DataError, UsageError
 from eagle3_kimi.prompts.conversations import Conversation, NormalisedRow, conversation_id, normalise_row
-from eagle3_kimi.prompts.files import BadJson, RefusedRow, digest_of, load_conversations
+from eagle3_kimi.prompts.files import BadJson, RefusedRow, digest_of
 from eagle3_kimi.prompts.lengths import TokenCounter, count_words
 from eagle3_kimi.prompts.mix import EvaluationSet, Mix, load_mix
 from eagle3_kimi.prompts.report import MixReport, load_report, render_html
@@ -97,12 +97,6 @@ def mix_fingerprint(path: Path, *, count_tokens: TokenCounter | None = None) -> 
     mix = load_mix(path)
     mix = replace(mix, evaluation_sets=tuple(_anchored(mix.evaluation_sets, path.parent)))
     return _fingerprint(mix, path.parent, resolve_revisions(path, mix.sources), count_tokens)
-
-
-def iter_conversations(paths: Iterable[str | Path]) -> Iterator[Conversation]:
-    """Conversations of prompts artefacts (folders, or their `prompts.jsonl`)."""
-    files = [Path(path) / PROMPTS if Path(path).is_dir() else Path(path) for path in paths]
-    return load_conversations(files)
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,3 +48,18 @@ def test_the_message_is_a_table_with_two_examples_of_the_worst() -> None:
     assert "example 1 (blank_reasoning): text 1" in message
     assert "example 2 (blank_reasoning): text 3" in message
     assert "example 3" not in message
+
+
+def test_a_short_run_is_judged_at_its_end() -> None:
+    breaker = CircuitBreaker(window=200, max_truncated=0.5, max_incomplete=0.2)
+    for index in range(25):
+        breaker.record(Reason.BLANK_REASONING if index % 4 == 0 else Reason.OK, "</think>")
+    with pytest.raises(RunStopped, match="7 of the last 25 samples are incomplete"):
+        breaker.finish()
+
+
+def test_a_handful_of_samples_is_no_share() -> None:
+    breaker = CircuitBreaker(window=200, max_truncated=0.5, max_incomplete=0.2)
+    for _ in range(19):
+        breaker.record(Reason.BLANK_REASONING, "</think>")
+    breaker.finish()

@@ -9,7 +9,9 @@ from typer.testing import CliRunner
 from eagle3_kimi.cli import app
 from eagle3_kimi.errors import UsageError
 from eagle3_kimi.prompts.mix import EvaluationSet, parse_evaluation_sets
+from eagle3_kimi.prompts.verdicts import Refusal
 
+DATA_PAGE = Path(__file__).parents[2] / "docs" / "data.md"
 SECRET = "one two three four five six seven eight nine ten eleven twelve thirteen"
 
 
@@ -44,3 +46,8 @@ def test_evaluation_sets_are_named() -> None:
     for text in ("x.jsonl", "=x.jsonl", "gsm8k="):
         with pytest.raises(UsageError, match="NAME=FILE"):
             parse_evaluation_sets([text])
+
+
+def test_the_data_page_explains_every_reason() -> None:
+    table = DATA_PAGE.read_text(encoding="utf-8").split("## What is refused")[1].split("## ")[0]
+    assert [reason for reason in Refusal if f"`{reason}`" not in table] == []

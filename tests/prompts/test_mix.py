@@ -14,9 +14,10 @@ from rich.console import Console
 from eagle3_kimi.chat import render_prompt
 from eagle3_kimi.errors import DataError, UsageError
 from eagle3_kimi.prompts.conversations import Conversation, normalise_row
+from eagle3_kimi.prompts.files import load_conversations
 from eagle3_kimi.prompts.lengths import TokenCounter
 from eagle3_kimi.prompts.mix import EvaluationSet, load_mix, share_out
-from eagle3_kimi.prompts.mix_builder import build_mix, iter_conversations
+from eagle3_kimi.prompts.mix_builder import build_mix
 from eagle3_kimi.prompts.report import render_html, tables_of
 from eagle3_kimi.prompts.streams import OrderedPool, shuffled
 
@@ -33,7 +34,7 @@ def chat(text: str) -> Conversation:
 
 
 def texts_of(artefact: Path) -> list[str]:
-    return [conversation.prompt_text for conversation in iter_conversations([artefact])]
+    return [conversation.prompt_text for conversation in load_conversations([artefact / "prompts.jsonl"])]
 
 
 def write_mix(folder: Path, **changes: Any) -> Path:
@@ -61,7 +62,7 @@ def write_mix(folder: Path, **changes: Any) -> Path:
 
 def test_a_mix_becomes_an_artefact_with_its_report(tmp_path: Path) -> None:
     report = build_mix(write_mix(tmp_path), tmp_path / "out")
-    conversations = list(iter_conversations([tmp_path / "out"]))
+    conversations = list(load_conversations([tmp_path / "out" / "prompts.jsonl"]))
     assert len(conversations) == report["rows"] == 88
     assert report["by_source"]["chats"] == {"rows": 28, "turns": 28, "length": 28 * 20}
     assert report["by_domain"]["math"]["rows"] == 60
