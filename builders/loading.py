@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +39,18 @@ def load(
     builder = _builder_class(BUILDERS[builder_name])(cache_dir=cache_dir, config_name=name, hash=code_hash(), **options)
     builder.download_and_prepare(num_proc=num_proc, download_mode=download_mode)
     return builder.as_dataset(split=split)
+
+
+def save_whole(samples: DatasetDict, folder: Path) -> None:
+    """`save_to_disk`, whole or not at all, without empty splits: `datasets` cannot read those back."""
+    import datasets
+
+    temporary = folder.with_name(f".{folder.name}.tmp")
+    shutil.rmtree(temporary, ignore_errors=True)
+    filled = {name: split for name, split in samples.items() if len(split)}
+    datasets.DatasetDict(filled).save_to_disk(str(temporary))
+    shutil.rmtree(folder, ignore_errors=True)
+    temporary.replace(folder)
 
 
 def _builder_class(module: str) -> type[DatasetBuilder]:

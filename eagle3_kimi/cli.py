@@ -119,20 +119,18 @@ def generate(
     journal_dir: Annotated[Path | None, typer.Option(help="Where journals live; default: the cache folder.")] = None,
 ) -> None:
     """Generates reasoning-complete samples: the same journal and data set as `load_dataset("kimi_reasoning", ...)`."""
-    import datasets
-
-    import eagle3_kimi
-
     options = dict(locals())
-    for name in ("prompts", "output", "datasets", "eagle3_kimi"):
-        options.pop(name)
+    import eagle3_kimi
+    from eagle3_kimi.builders.loading import save_whole
+
+    files = [str(path) for path in options.pop("prompts")]
+    options.pop("output")
     options["journal_dir"] = str(journal_dir) if journal_dir else None
-    files = [str(path) for path in prompts]
     samples = eagle3_kimi.load_dataset("kimi_reasoning", data_files=files, **options)
     refused = eagle3_kimi.load_dataset("kimi_reasoning", "quarantine", data_files=files, **options)
     eagle3_kimi.validate(samples)
-    datasets.DatasetDict(samples).save_to_disk(str(output))
-    datasets.DatasetDict(refused).save_to_disk(str(output / "quarantine"))
+    save_whole(samples, output / "complete")
+    save_whole(refused, output / "quarantine")
     complete, rejected = sum(map(len, samples.values())), sum(map(len, refused.values()))
     typer.echo(f"{complete + rejected} turns = {complete} complete + {rejected} quarantined; data set in {output}")
 

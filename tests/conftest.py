@@ -6,11 +6,15 @@ import os
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # idle threads must not take the cores from the engines
 
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+if TYPE_CHECKING:
+    from tests.vllm_server import VllmServer
 
 settings.register_profile("ci", max_examples=300, deadline=None, derandomize=True)
 settings.register_profile("nightly", max_examples=100_000, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -32,3 +36,12 @@ def tiny_tokenizer() -> Any:
     from eagle3_kimi.tiny.tokenizer import build_tokenizer
 
     return build_tokenizer(list(generate_problems(300, seed=1)))
+
+
+@pytest.fixture(scope="session")
+def vllm_server(tiny_target: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmServer]:
+    """A vLLM server of the tiny target as people start it: without a reasoning parser. Started once a test run."""
+    from tests.vllm_server import running
+
+    with running(tiny_target, tmp_path_factory.mktemp("vllm-server")) as server:
+        yield server

@@ -64,7 +64,9 @@ def run_demo(
 def _run_stages(stages: Stages) -> dict[str, Any]:
     """All stages in order; the inputs of each are named, so that a result of other inputs is never reused."""
     folder, settings, seed = stages.folder, stages.settings, stages.seed
-    folder.stage("target", {"target": settings.target}, stages.make_target)
+    made = folder.stage(
+        "target", {"target": settings.target, "problems": settings.held_out_problems}, stages.make_target
+    )
     target = resolve_target(settings.target)
     prompts = folder.stage(
         "prompts",
@@ -100,7 +102,7 @@ def _run_stages(stages: Stages) -> dict[str, Any]:
         },
         lambda: measure_serving(stages, target),
     )
-    summary = build_summary(samples, states, training, serving, folder.seconds())
+    summary = build_summary(made["answers"], samples, states, training, serving, folder.seconds())
     write_json(folder.path / "summary.json", summary)
     write_report(folder.path, summary, target)
     logger.info("summary.json and report.html are in %s", folder.path)

@@ -8,14 +8,17 @@ import logging
 import re
 import sys
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from eagle3_kimi.demo.prompts import write_prompts
 from eagle3_kimi.demo.settings import DemoSettings, Topology
 from eagle3_kimi.demo.workdir import WorkFolder, write_json
+from eagle3_kimi.engines import open_engine
+from eagle3_kimi.engines.base import EngineOptions
 from eagle3_kimi.evaluation.child_process import run_child
+from eagle3_kimi.evaluation.tiny_answers import measure_answers
 from eagle3_kimi.target import resolve_target
 
 logger = logging.getLogger(__name__)
@@ -56,9 +59,12 @@ class Stages:
         }
 
     def make_target(self) -> dict[str, Any]:
-        """The target; `tiny` is trained here, once for this machine."""
+        """The target, and how well it reasons; `tiny` is trained here, once for this machine."""
         target = resolve_target(self.settings.target)
-        return {"path": str(target.path), "revision": target.revision}
+        engine = open_engine("transformers", target, EngineOptions(dtype="float32"))
+        answers = measure_answers(target, engine, self.settings.held_out_problems)
+        engine.close()
+        return {"path": str(target.path), "revision": target.revision, "answers": asdict(answers)}
 
     def make_prompts(self) -> dict[str, Any]:
         """The mix of generated problems."""
@@ -78,7 +84,8 @@ class Stages:
             "cache_dir": str(self.folder.path / "cache"),
         }
         write_json(output / "options.json", options)
-        self._run("samples", ["-m", "eagle3_kimi.demo.samples", str(output / "options.json"), str(output)], {})
+        command = ["-m", "eagle3_kimi.demo.samples", str(output / "options.json"), str(output)]
+        self._run("samples", command, self.topology.engine_environment)
         complete = load_from_disk(str(self.samples_path))
         refused = load_from_disk(str(output / "quarantine"))
         reasons = Counter(reason for split in refused.values() for reason in split["reason"])
@@ -146,7 +153,7 @@ class Stages:
             "  accelerate launch --config_file accelerate_configs/%s %s %s", config.name, script, " ".join(arguments)
         )
         launcher = ["-m", "accelerate.commands.launch", "--config_file", str(config)]
-        self._run(stage, [*launcher, str(self.repository / script), *arguments], self.topology.environment)
+        self._run(stage, [*launcher, str(self.repository / script), *arguments], self.topology.launch_environment)
 
     def _run(self, name: str, arguments: list[str], environment: dict[str, str]) -> None:
         def show(line: str) -> None:

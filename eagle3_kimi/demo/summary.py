@@ -12,6 +12,7 @@ SUMMARY_SCHEMA_VERSION = 1
 
 
 def build_summary(
+    answers: dict[str, Any],
     samples: dict[str, Any],
     states: dict[str, Any],
     training: dict[str, Any],
@@ -26,6 +27,7 @@ def build_summary(
     return {
         "schema_version": SUMMARY_SCHEMA_VERSION,
         "engine": {"name": serving["engine"].split()[0], "version": serving["version"], "device": serving["device"]},
+        "target": pick(answers, "problems", "complete", "correct"),
         "samples": pick(samples, "prompts", "complete", "quarantined", "by_reason"),
         "hidden_states": pick(states, "samples", "tokens", "bytes_per_token", "contract"),
         "training": pick(
@@ -64,7 +66,7 @@ def render_table(summary: dict[str, Any]) -> Table:
 def describe_stages(summary: dict[str, Any]) -> dict[str, str]:
     """Stage -> what came out of it, in a line."""
     samples, states, training = summary["samples"], summary["hidden_states"], summary["training"]
-    serving, contract = summary["serving"], states["contract"]
+    serving, contract, answers = summary["serving"], states["contract"], summary["target"]
     reasons = ", ".join(f"{reason} {count}" for reason, count in samples["by_reason"].items())
     counts = f"{samples['prompts']} prompts = {samples['complete']} complete + {samples['quarantined']} quarantined"
     passed = f"contract {'passed' if contract['passed'] else 'failed'}, agreement {contract['agreement']}"
@@ -72,7 +74,8 @@ def describe_stages(summary: dict[str, Any]) -> dict[str, str]:
     simulated = f"simulated acceptance length {training['simulated_acceptance_length']:.2f} (k={training['ttt_steps']})"
     positions = " / ".join(f"{share:.2f}" for share in serving["acceptance_per_position"])
     return {
-        "target": "Kimi's architecture, tokens and template at toy size",
+        "target": f"held-out problems: {answers['complete']} of {answers['problems']} answers complete, "
+        f"{answers['correct']} correct",
         "prompts": "generated problems, mixed from two sources",
         "samples": f"{counts} ({reasons})" if reasons else counts,
         "hidden_states": f"{states['tokens']:,} tokens of {states['bytes_per_token']:,.0f} bytes; {passed}",

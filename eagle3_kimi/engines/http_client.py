@@ -41,21 +41,23 @@ class HttpError(Exception):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RetryPolicy:
-    """When a request is sent again: after connection errors, 429 and 5xx, with waits that double."""
+class Patience:
+    """How long to wait for a server, and when to ask it again: after connection errors, 429 and 5xx."""
 
     attempts: int = 7
-    """Times a request is sent in all; with the waits below, about a minute of patience."""
+    """Times a request is sent in all; with the waits below, about a minute passes until it is given up."""
     first_wait_s: float = 1.0
-    """Wait before the second attempt; half to all of it, at random, so that requests do not return together."""
+    """Wait before the second attempt, then doubled; half to all of it, at random, so that requests spread out."""
     longest_wait_s: float = 60.0
     """Bound on a wait, also on one that the server asks for (`Retry-After`)."""
+    least_timeout_s: float = 60.0
+    """Time limit of a generation without its tokens: a long prompt, a full queue."""
 
     def wait_s(self, attempt: int, error: HttpError) -> float:
-        """Seconds to wait after attempt number `attempt` (from 0)."""
+        """Seconds to wait after attempt number `attempt`, from 1."""
         if error.retry_after_s is not None:
             return min(self.longest_wait_s, error.retry_after_s)
-        return min(self.longest_wait_s, self.first_wait_s * 2**attempt) * random.uniform(0.5, 1.0)
+        return min(self.longest_wait_s, self.first_wait_s * 2 ** (attempt - 1)) * random.uniform(0.5, 1.0)
 
 
 class HttpClient:
@@ -64,17 +66,17 @@ class HttpClient:
     Args:
         url: base address, with or without a trailing `/v1`.
         key: sent as bearer token where not empty; never part of a message.
-        retry: when a request is sent again.
+        patience: when a request is sent again.
     """
 
-    def __init__(self, url: str, *, key: str = "", retry: RetryPolicy | None = None) -> None:
+    def __init__(self, url: str, *, key: str = "", patience: Patience) -> None:
         parts = urlsplit(url)
         if parts.scheme not in {"http", "https"} or not parts.hostname:
             raise UsageError(f"server_url: expected an address like http://127.0.0.1:8000, came {url!r}")
         self._https, self._host, self._port = parts.scheme == "https", parts.hostname, parts.port
         self._prefix = parts.path.rstrip("/").removesuffix("/v1")
         self._headers = {"Content-Type": "application/json", **({"Authorization": f"Bearer {key}"} if key else {})}
-        self._retry = retry or RetryPolicy()
+        self._patience = patience
         self._aborted = threading.Event()
         self._lock = threading.Lock()
         self._open: set[http.client.HTTPConnection] = set()
@@ -114,8 +116,8 @@ class HttpClient:
                 attempt += 1
                 if (
                     not error.worth_retrying
-                    or attempt == self._retry.attempts
-                    or self._aborted.wait(self._retry.wait_s(attempt - 1, error))
+                    or attempt == self._patience.attempts
+                    or self._aborted.wait(self._patience.wait_s(attempt, error))
                 ):
                     tries = f" ({attempt} attempts)" if attempt > 1 else ""
                     raise HttpError(f"{error}{tries}", status=error.status) from error

@@ -27,7 +27,7 @@ from eagle3_kimi.engines.base import (
     refuse_long_prompt,
 )
 from eagle3_kimi.engines.dialects import DIALECTS, Dialect
-from eagle3_kimi.engines.http_client import HttpClient, HttpError, RetryPolicy
+from eagle3_kimi.engines.http_client import HttpClient, HttpError, Patience
 from eagle3_kimi.errors import EngineError, UsageError
 from eagle3_kimi.target import Target, detect_preset
 
@@ -37,8 +37,6 @@ KEY_VARIABLE = "EAGLE3_KIMI_SERVER_KEY"
 """Environment variable with the server's API key."""
 
 _QUESTION_TIMEOUT_S = 30.0
-_LEAST_TIMEOUT_S = 60.0
-"""Beside the time of the tokens: a long prompt, a full queue."""
 _MOST_FAILURES = 8
 """Requests that fail one after the other before the server is held responsible."""
 _TOKENIZER_PROBE = "Straße 北京, naïve café №5; if x != y: return x**2\n"
@@ -53,10 +51,10 @@ class ServerEngine:
         UsageError: the address or the time a token is no such thing.
     """
 
-    def __init__(self, target: Target, options: EngineOptions, *, retry: RetryPolicy | None = None) -> None:
+    def __init__(self, target: Target, options: EngineOptions, *, patience: Patience | None = None) -> None:
         if options.server_seconds_per_token <= 0:
             raise UsageError(f"server_seconds_per_token must be above 0, got {options.server_seconds_per_token}")
-        self._options, self._retry = options, retry
+        self._options, self._patience = options, patience or Patience()
         self._client = self._new_client()
         card = self._ask_model()
         self._model = str(card["id"])
@@ -119,7 +117,7 @@ class ServerEngine:
         dialect = self._dialect
         max_tokens = min(sampling.max_tokens, self._max_model_len - len(request.prompt_token_ids))
         body = dialect.build_body(self._model, request, sampling, max_tokens, stop)
-        timeout_s = _LEAST_TIMEOUT_S + max_tokens * self._options.server_seconds_per_token
+        timeout_s = self._patience.least_timeout_s + max_tokens * self._options.server_seconds_per_token
         reply = client.request_patiently(dialect.generate_path, body, timeout_s=timeout_s)
         try:
             return dialect.read_reply(request, reply)
@@ -148,7 +146,7 @@ class ServerEngine:
         return False
 
     def _new_client(self) -> HttpClient:
-        return HttpClient(self._options.server_url, key=os.environ.get(KEY_VARIABLE, ""), retry=self._retry)
+        return HttpClient(self._options.server_url, key=os.environ.get(KEY_VARIABLE, ""), patience=self._patience)
 
     def _ask_model(self) -> dict[str, Any]:
         """The first model that the server lists; adapters on top of one are left out."""

@@ -97,7 +97,9 @@ def test_the_killed_demo_ends_with_the_same_data_set(workdir: Path, tmp_path: Pa
 @pytest.mark.multiprocess
 def test_the_summary_keeps_its_names_and_adds_up(workdir: Path) -> None:
     summary = json.loads((workdir / "summary.json").read_text())
-    assert list(summary) == ["schema_version", "engine", "samples", "hidden_states", "training", "serving", "seconds"]
+    assert list(summary) == [
+        "schema_version", "engine", "target", "samples", "hidden_states", "training", "serving", "seconds",
+    ]  # fmt: skip
     samples, states, training, serving = (summary[name] for name in ("samples", "hidden_states", "training", "serving"))
     assert list(samples) == ["prompts", "complete", "quarantined", "by_reason"]
     assert samples["prompts"] == samples["complete"] + samples["quarantined"]
