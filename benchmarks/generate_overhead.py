@@ -7,8 +7,9 @@ what is measured here. The bare way is handed token ids and keeps its outputs. T
 whole `GenerationRun`: it reads the prompt file, renders, generates with a seed for each sample, judges every answer on
 its token ids, and writes it to a fresh journal. Its canary prompts, once a run whatever its size, are timed apart.
 
-Prints tokens a second of both, by the clock and by the processor (engine process included), and the median of the
-ratios of neighbouring runs. Figures are reported, not asserted.
+Prints tokens a second of both, by the clock and by the processor (engine process included), the median of the ratios of
+neighbouring runs, and the CPU seconds of this process alone: the engine's work is the same both ways, and on a machine
+with other work the difference of these is the figure to trust. Figures are reported, not asserted.
 """
 
 from __future__ import annotations
@@ -44,6 +45,8 @@ class Figures:
     """Output tokens of the samples."""
     seconds: float
     cpu_seconds: float
+    driver_cpu_seconds: float
+    """Of `cpu_seconds`, what this process took beside the engine's: where all that differs is done."""
     preflight_seconds: float = 0.0
     """Not in `seconds`."""
 
@@ -57,18 +60,19 @@ class Figures:
 
 
 class Stopwatch:
-    """Seconds by the clock and of the processor, of this process and the engine's."""
+    """Seconds by the clock, of all processors, and of this process."""
 
     def __init__(self) -> None:
-        self._seconds, self._cpu_seconds = time.perf_counter(), _cpu_seconds()
+        self._begun = _read_clocks()
 
-    def stop(self) -> tuple[float, float]:
-        return time.perf_counter() - self._seconds, _cpu_seconds() - self._cpu_seconds
+    def stop(self) -> tuple[float, ...]:
+        return tuple(now - begun for now, begun in zip(_read_clocks(), self._begun, strict=True))
 
 
-def _cpu_seconds() -> float:
-    me = psutil.Process()
-    return sum(sum(process.cpu_times()[:2]) for process in (me, *me.children(recursive=True)))
+def _read_clocks() -> tuple[float, ...]:
+    engine = sum(sum(process.cpu_times()[:2]) for process in psutil.Process().children(recursive=True))
+    driver = time.process_time()
+    return time.perf_counter(), engine + driver, driver
 
 
 class SharedEngine:
@@ -76,7 +80,7 @@ class SharedEngine:
 
     def __init__(self, engine: VllmEngine) -> None:
         self._engine, self.info = engine, engine.info
-        self.preflight = (0.0, 0.0)
+        self.preflight = (0.0, 0.0, 0.0)
         self.tokens = 0
 
     def generate(
@@ -93,8 +97,10 @@ class SharedEngine:
         """The engine is needed again."""
 
 
-def run_bare(llm: Any, prompts: list[list[int]], sampling: SamplingOptions, stop_token_ids: tuple[int, ...]) -> Figures:
-    """`LLM.generate` on rendered prompts, as its documentation shows it."""
+def run_bare(
+    llm: Any, prompts: list[list[int]], sampling: SamplingOptions, stop_token_ids: tuple[int, ...], *, decode: bool
+) -> Figures:
+    """`LLM.generate` on rendered prompts."""
     from vllm import SamplingParams
 
     params = SamplingParams(
@@ -102,13 +108,14 @@ def run_bare(llm: Any, prompts: list[list[int]], sampling: SamplingOptions, stop
         top_p=sampling.top_p,
         max_tokens=sampling.max_tokens,
         stop_token_ids=list(stop_token_ids),
+        detokenize=decode,
     )
     llm.reset_prefix_cache()
     watch = Stopwatch()
     outputs = llm.generate([{"prompt_token_ids": ids} for ids in prompts], params, use_tqdm=False)
-    seconds, cpu_seconds = watch.stop()
+    seconds, cpu_seconds, driver = watch.stop()
     tokens = sum(len(output.outputs[0].token_ids) for output in outputs)
-    return Figures(tokens=tokens, seconds=seconds, cpu_seconds=cpu_seconds)
+    return Figures(tokens=tokens, seconds=seconds, cpu_seconds=cpu_seconds, driver_cpu_seconds=driver)
 
 
 def run_builder(engine: VllmEngine, config: GenerationConfig, prompts: Path) -> Figures:
@@ -118,17 +125,18 @@ def run_builder(engine: VllmEngine, config: GenerationConfig, prompts: Path) -> 
     engine._llm.reset_prefix_cache()
     watch = Stopwatch()
     report = run.run(load_conversations([prompts]))
-    seconds, cpu_seconds = watch.stop()
+    seconds, cpu_seconds, driver = watch.stop()
     assert report.generated == report.planned, report
     return Figures(
         tokens=shared.tokens,
         seconds=seconds - shared.preflight[0],
         cpu_seconds=cpu_seconds - shared.preflight[1],
+        driver_cpu_seconds=driver - shared.preflight[2],
         preflight_seconds=shared.preflight[0],
     )
 
 
-def compare(num_prompts: int, repeats: int, sampling: SamplingOptions, folder: Path) -> None:
+def compare(num_prompts: int, repeats: int, sampling: SamplingOptions, *, decode: bool, folder: Path) -> None:
     """Warms both ways up, then alternates, and prints every pair and the medians."""
     target = resolve_target("tiny")
     tokenizer = target.load_tokenizer()
@@ -146,7 +154,7 @@ def compare(num_prompts: int, repeats: int, sampling: SamplingOptions, folder: P
             config = GenerationConfig(target="tiny", sampling=sampling, journal_dir=folder / f"journals-{number}")
 
             def bare() -> Figures:
-                return run_bare(engine._llm, prompts, sampling, protocol.markers.stop_token_ids)
+                return run_bare(engine._llm, prompts, sampling, protocol.markers.stop_token_ids, decode=decode)
 
             def builder(config: GenerationConfig = config) -> Figures:
                 return run_builder(engine, config, file)
@@ -172,7 +180,8 @@ def _describe(plain: Figures, built: Figures) -> str:
     return (
         f"bare {plain.rate:,.0f} tokens/s ({plain.cpu_rate:,.0f} a CPU second), "
         f"builder {built.rate:,.0f} ({built.cpu_rate:,.0f}): "
-        f"{built.rate / plain.rate:.3f} ({built.cpu_rate / plain.cpu_rate:.3f}) of {built.tokens:,} tokens"
+        f"{built.rate / plain.rate:.3f} ({built.cpu_rate / plain.cpu_rate:.3f}) of {built.tokens:,} tokens; "
+        f"driver {plain.driver_cpu_seconds:.2f} and {built.driver_cpu_seconds:.2f} CPU seconds"
     )
 
 
@@ -183,10 +192,11 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5, help="pairs of runs, after one to warm up")
     parser.add_argument("--temperature", type=float, default=0.0, help="0 is greedy: both ways make the same tokens")
     parser.add_argument("--max-tokens", type=int, default=512)
+    parser.add_argument("--ids-only", action="store_true", help="the bare way decodes no text, as the engine of a run")
     options = parser.parse_args()
     sampling = SamplingOptions(temperature=options.temperature, max_tokens=options.max_tokens)
     with tempfile.TemporaryDirectory() as folder:
-        compare(options.prompts, options.repeats, sampling, Path(folder))
+        compare(options.prompts, options.repeats, sampling, decode=not options.ids_only, folder=Path(folder))
 
 
 if __name__ == "__main__":

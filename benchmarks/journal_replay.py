@@ -5,6 +5,7 @@
 Makes a journal of that many samples, in the order in which an engine would have finished them, and one of a quarter of
 it. Each is then replayed in a process of its own, as the builder does, and timed:
 
+    read       the journal alone: every checksum verified, every record read
     resume     the run finds every sample in the journal and generates nothing
     replay     index, put in prompt order, read every record: what the builder hands to `datasets`
     builder    `load_dataset("kimi_reasoning", ...)` to the end: prompts, resume, replay, checks, Arrow files
@@ -36,7 +37,7 @@ from eagle3_kimi.generation.rows import build_provenance, build_row
 from eagle3_kimi.prompts import load_conversations
 from eagle3_kimi.protocol import Reason, Span, SpanKind, TurnReading
 
-MEASUREMENTS = ("resume", "replay", "builder")
+MEASUREMENTS = ("read", "resume", "replay", "builder")
 
 _VOCAB_SIZE = 160_000  # ids of Kimi's length; with Kimi's own size the preset would ask for Kimi's ids
 _IN_FLIGHT = 512
@@ -110,11 +111,13 @@ def replay(run: GenerationRun, prompts: Path) -> Iterator[dict[str, Any]]:
 
 
 def measure(folder: Path, what: str, count: int) -> dict[str, float]:
-    """Runs one of the three in this process; seconds by the clock and of the processor, peak memory."""
+    """Runs one of the four in this process; seconds by the clock and of the processor, peak memory."""
     prompts = folder / "prompts.jsonl"
     run = open_run(folder)
     begun, begun_cpu = time.perf_counter(), time.process_time()
-    if what == "resume":
+    if what == "read":
+        rows = sum(1 for entry in run.journal.index().values() if run.journal.read_at(entry.offset)["row"])
+    elif what == "resume":
         report = run.run(load_conversations([prompts]))
         rows = report.complete
         assert not report.generated
@@ -145,7 +148,7 @@ def measure_in_child(folder: Path, what: str, count: int) -> dict[str, float]:
 
 
 def compare(folder: Path, count: int, num_tokens: int) -> None:
-    """Makes the two journals, replays each three ways, and prints a line each."""
+    """Makes the two journals, replays each four ways, and prints a line each."""
     for samples in (count // 4, count):
         place = folder / f"samples-{samples}"
         make_target(place / "target")

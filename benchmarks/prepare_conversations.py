@@ -168,13 +168,14 @@ def main() -> None:
     parser.add_argument("--peers", nargs="*", choices=list(PEERS), default=list(PEERS))
     parser.add_argument("--environments", type=Path, default=Path(".benchmarks/environments"))
     parser.add_argument("--pip-options", default="", help="for example '--index-url URL'")
-    parser.add_argument("--output", type=Path, default=Path("prepare_conversations.json"))
+    parser.add_argument("--output", type=Path, default=Path(".benchmarks/prepare_conversations.json"))
     options = parser.parse_args()
     workdir = Path(tempfile.mkdtemp(prefix="prepare-conversations-"))
     try:
         summary = compare(options, workdir)
     finally:
         shutil.rmtree(workdir)
+    options.output.parent.mkdir(parents=True, exist_ok=True)
     options.output.write_text(json.dumps(summary, indent=2) + "\n")
     print_table(summary)
 

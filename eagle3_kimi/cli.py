@@ -24,9 +24,8 @@ app = typer.Typer(
 
 def main() -> None:
     """Runs a command. Exit codes: 0 done, 1 the data or the run is not good enough, 2 wrong usage."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S", stream=sys.stderr)
-    for name in ("httpx", "filelock", "datasets"):
-        logging.getLogger(name).setLevel(logging.WARNING)
+    logging.basicConfig(format="%(asctime)s %(message)s", datefmt="%H:%M:%S", stream=sys.stderr)
+    logging.getLogger("eagle3_kimi").setLevel(logging.INFO)  # others only warn
     try:
         app()
     except Eagle3KimiError as error:

@@ -20,8 +20,8 @@ def run_launched(
     """
     from jsonargparse import ArgumentParser, set_parsing_settings
 
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stderr)
-    logging.getLogger("httpx").setLevel(logging.WARNING)
+    logging.basicConfig(format="%(asctime)s %(message)s", stream=sys.stderr)
+    logging.getLogger("eagle3_kimi").setLevel(logging.INFO)  # others only warn
     set_parsing_settings(docstring_parse_attribute_docstrings=True)  # --help shows the fields' docstrings
     parser = ArgumentParser(description=description)
     parser.add_argument("--config", action="config", help="YAML file of the options below")

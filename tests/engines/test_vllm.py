@@ -63,7 +63,7 @@ def test_the_same_requests_give_the_same_fields_as_under_transformers(
     found = {generation.request_id: generation for generation in engine.generate(deque(requests), GREEDY, stop)}
     assert found == expected
     assert {(g.finish_reason, g.output_token_ids[-1]) for g in found.values()} == {("stop", stop[0])}
-    assert (engine.info.name, engine.info.version) == ("vllm", __import__("vllm").__version__)
+    assert engine.info.name == "vllm"
 
 
 def test_generations_arrive_as_they_finish_and_requests_join_while_it_runs(
@@ -86,7 +86,7 @@ def test_more_requests_than_sequences_are_all_answered_once(
 ) -> None:
     many = [
         GenerationRequest(id=f"{n}-{r.id}", prompt_token_ids=r.prompt_token_ids, seed=n)
-        for n in range(5)
+        for n in range(3)
         for r in requests
     ]
     found = list(engine.generate(deque(many), GREEDY, stop))
@@ -97,7 +97,7 @@ def test_more_requests_than_sequences_are_all_answered_once(
 
 
 def test_the_seed_decides_a_sampled_answer(engine: TargetEngine, requests: list[GenerationRequest]) -> None:
-    hot = SamplingOptions(temperature=3.0, top_p=1.0, max_tokens=24)
+    hot = SamplingOptions(temperature=2.0, top_p=1.0, max_tokens=24)
     queue = deque(
         GenerationRequest(id=str(i), prompt_token_ids=requests[0].prompt_token_ids, seed=seed)
         for i, seed in enumerate((1, 1, 2))

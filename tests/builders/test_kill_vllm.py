@@ -1,0 +1,69 @@
+"""The builder with vLLM, killed at random moments: the same data set, nothing twice, no engine left behind."""
+
+from __future__ import annotations
+
+import random
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+import eagle3_kimi
+from tests.builders.conftest import count_attempts, rows_of, write_prompts
+from tests.builders.test_interruptions import NUM_KILLS, num_records, start
+
+pytestmark = pytest.mark.vllm
+
+NUM_PROMPTS = 12
+_START_S = 300
+
+
+def test_killed_at_random_moments_the_data_set_is_the_same_and_no_engine_is_left(
+    tiny_target: Path, tmp_path: Path
+) -> None:
+    options = {
+        "data_files": str(write_prompts(tmp_path / "prompts.jsonl", NUM_PROMPTS)),
+        "target": str(tiny_target),
+        "engine": "vllm",
+        "dtype": "float32",
+        "temperature": 0.0,
+        "max_tokens": 128,
+        "max_model_len": 512,
+        "max_num_seqs": 1,  # one after the other, so that there are moments between two samples
+        "validation_fraction": 0.3,
+    }
+    whole, killed = _places(options, tmp_path / "whole"), _places(options, tmp_path / "killed")
+    expected = rows_of(eagle3_kimi.load_dataset("kimi_reasoning", **whole))
+    attempts = count_attempts(_journal(whole))
+    rng, journals = random.Random(11), Path(killed["journal_dir"])
+    for kill in range(NUM_KILLS):
+        started, before = time.monotonic(), num_records(journals)
+        process = start(killed)
+        if kill % 3 == 0:  # while the engine starts
+            time.sleep(rng.uniform(2.0, 15.0))
+        else:
+            wanted = min(before + 1 + rng.randrange(max(1, len(attempts) // NUM_KILLS)), len(attempts) - 1)
+            while process.poll() is None and num_records(journals) < wanted:
+                assert time.monotonic() - started < _START_S
+                time.sleep(0.002)
+        children = psutil.Process(process.pid).children(recursive=True)
+        process.kill()
+        process.communicate()
+        _, left = psutil.wait_procs(children, timeout=30)
+        assert left == []
+        assert num_records(journals) < len(attempts)  # it was killed while it worked
+    assert num_records(journals) > 0
+    assert rows_of(eagle3_kimi.load_dataset("kimi_reasoning", **killed)) == expected
+    assert count_attempts(_journal(killed)) == dict.fromkeys(attempts, 1)
+    assert sorted(_journal(killed).read_bytes().splitlines()) == sorted(_journal(whole).read_bytes().splitlines())
+
+
+def _places(options: dict[str, Any], folder: Path) -> dict[str, Any]:
+    return {**options, "journal_dir": str(folder / "journals"), "cache_dir": str(folder / "cache")}
+
+
+def _journal(options: dict[str, Any]) -> Path:
+    (path,) = Path(options["journal_dir"]).glob("*.jsonl")
+    return path
