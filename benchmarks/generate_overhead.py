@@ -174,6 +174,8 @@ def compare(num_prompts: int, repeats: int, sampling: SamplingOptions, *, decode
     print(
         f"median ratio: {by_clock:.3f} by the clock, {by_cpu:.3f} by the processor; preflight {preflight:.2f} s a run"
     )
+    own = [(built.driver_cpu_seconds - plain.driver_cpu_seconds) / plain.cpu_seconds for plain, built in pairs]
+    print(f"the run's own work takes {statistics.median(own):.1%} of the bare way's CPU time")
 
 
 def _describe(plain: Figures, built: Figures) -> str:

@@ -130,8 +130,9 @@ def compare(options: argparse.Namespace, workdir: Path) -> dict[str, Any]:
         [sys.executable, str(HERE / "run_screening.py"), str(rows)], check=True, capture_output=True, text=True
     )
     ratios = {
-        key: min((medians[name][key] for name in options.peers), default=float("nan")) / medians["ours"][key]
+        key: min(medians[name][key] for name in options.peers) / medians["ours"][key]
         for key in ("seconds", "cpu_seconds")
+        if options.peers
     }
     return {
         "rows": options.rows,
@@ -154,7 +155,8 @@ def print_table(summary: dict[str, Any]) -> None:
         print(f"{name:14}{made['samples']:9.0f}{made['seconds']:9.1f}{made['cpu_seconds']:9.1f}{rate:12.0f}", end="")
         print(f"{made['peak_mb']:9.0f}")
     ratios = summary["faster_peer_over_ours"]
-    print(f"faster peer / ours: {ratios['seconds']:.2f} in wall time, {ratios['cpu_seconds']:.2f} in CPU time")
+    if ratios:
+        print(f"faster peer / ours: {ratios['seconds']:.2f} in wall time, {ratios['cpu_seconds']:.2f} in CPU time")
     print(f"our peak with a tenth of the rows: {summary['ours_peak_mb_with_a_tenth_of_the_rows']:.0f} MB")
     print("apart, in one process:", {key: round(value, 1) for key, value in summary["screening"].items()})
 

@@ -33,7 +33,7 @@ class EngineOptions:
     dtype: str = "auto"
     """Weights' and activations' type: `auto` (the checkpoint's), `bfloat16`, `float32`."""
     max_model_len: int | None = None
-    """Longest prompt plus answer, in tokens; None takes the target's own."""
+    """Longest prompt plus answer, in tokens; None takes the target's own (on a CPU: what its cache carries)."""
     max_num_seqs: int = 256
     """Most sequences in one engine step."""
     gpu_memory_utilization: float = 0.9

@@ -50,6 +50,9 @@ def load_llm(target: Target, options: EngineOptions, **arguments: Any) -> Any:
     on_cpu = not torch.cuda.is_available()
     if on_cpu and options.dtype == "float32" and "kv_lora_rank" in target.config:
         arguments.setdefault("attention_backend", "CPU_MLA")  # the default on a CPU with AMX takes bfloat16 only
+    max_model_len = options.max_model_len
+    if max_model_len is None and on_cpu:
+        max_model_len = -1  # as long as the small cache carries: the target's own length would need gigabytes
     try:
         with spawned_from_here():
             return LLM(
@@ -58,7 +61,7 @@ def load_llm(target: Target, options: EngineOptions, **arguments: Any) -> Any:
                 trust_remote_code=target.trust_remote_code,
                 tensor_parallel_size=options.tensor_parallel_size,
                 dtype=options.dtype,  # type: ignore[arg-type]
-                max_model_len=options.max_model_len,
+                max_model_len=max_model_len,
                 max_num_seqs=options.max_num_seqs,
                 gpu_memory_utilization=options.gpu_memory_utilization,
                 enforce_eager=on_cpu or bool(arguments.pop("enforce_eager", False)),
