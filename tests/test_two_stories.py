@@ -19,7 +19,7 @@ from tests.vllm_server import VllmServer, running
 
 pytestmark = pytest.mark.vllm
 
-NUM_PROMPTS = 20
+NUM_PROMPTS = 12
 OFF_WITH_THE_FLAG_ON = {"chat_template_kwargs": {"thinking": False, "enable_thinking": True}}
 
 
@@ -91,7 +91,7 @@ def test_a_server_without_a_reasoning_parser(
     report = audit(tmp_path, rows, out=tmp_path / "repaired.jsonl")
     (sentence,) = report.diagnosis
     assert sentence.startswith(
-        "all 20 rows: thoughts are inside `content`; the server ran without a reasoning parser. "
+        "all 12 rows: thoughts are inside `content`; the server ran without a reasoning parser. "
         "Start the server with its reasoning parser (`--reasoning-parser kimi_k2`)"
     )
     assert (report.complete, report.token_exact) == (NUM_PROMPTS, 0)
@@ -103,7 +103,7 @@ def test_a_server_without_a_reasoning_parser(
 def test_thinking_switched_off_while_the_flag_says_on(
     vllm_server: VllmServer, parsed_server: VllmServer, problems: list[Problem], tiny_tokenizer: Any, tmp_path: Path
 ) -> None:
-    off = "all 20 rows: the prompt had closed the thoughts: thinking was switched off."
+    off = "all 12 rows: the prompt had closed the thoughts: thinking was switched off."
     think_end = tiny_tokenizer.convert_tokens_to_ids("</think>")
     for server in (vllm_server, parsed_server):
         lines = [ask(server, problem, return_token_ids=True, **OFF_WITH_THE_FLAG_ON) for problem in problems]
@@ -136,7 +136,7 @@ def test_the_old_field_name(parsed_server: VllmServer, problems: list[Problem], 
     report = audit(tmp_path, rows)
     assert report.complete == 0
     assert report.diagnosis[0].startswith(
-        "all 20 rows: the reasoning is an empty string. The client read a field that this server does not fill "
+        "all 12 rows: the reasoning is an empty string. The client read a field that this server does not fill "
         "(`reasoning` against `reasoning_content`)"
     )
     assert audit(tmp_path, [line["response"] for line in lines]).passed  # one raw reply shows it

@@ -64,6 +64,13 @@ class SampleReader:
             missing = [column for column in _COLUMNS if column not in split.column_names]
             if missing:
                 raise DataError(f"{path}, split {name}: columns {missing} are missing; found {split.column_names}")
+            exact = list(split["token_exact"]) if "token_exact" in split.column_names else []
+            if not all(exact):
+                row = exact.index(False)
+                raise DataError(
+                    f"{path}, split {name}, row {row}: token_exact is false: its ids are text tokenised again, "
+                    "not what the target produced. Generate those samples again, or filter them out."
+                )
         if not any(len(split) for split in self._splits.values()):
             raise DataError(f"{path} holds no samples in the splits {', '.join(_SPLITS)}; found {list(dataset)}")
         self.refs = [ref for name in self._splits for ref in self._read_refs(name)]

@@ -137,6 +137,15 @@ def test_a_store_of_other_tokens_or_another_target_is_refused(
     assert FeatureStore(config.output).fingerprint == expected.fingerprint
 
 
+def test_text_that_was_tokenised_again_is_refused(
+    config: ExtractConfig, greedy_rows: list[dict], tmp_path: Path
+) -> None:
+    rows = [{**row, "token_exact": index != 3} for index, row in enumerate(greedy_rows)]
+    with pytest.raises(DataError, match="split train, row 1: token_exact is false"):  # 2 rows are validation
+        extract_hidden_states(replace(config, dataset=save_rows(rows, tmp_path / "again"), output=tmp_path / "store"))
+    assert not (tmp_path / "store").exists()
+
+
 def test_answers_of_another_target_fail_the_contract_and_nothing_is_stored(
     config: ExtractConfig, tmp_path: Path
 ) -> None:
