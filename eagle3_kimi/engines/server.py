@@ -2,8 +2,8 @@
 
     queue --> at most max_num_seqs requests, a thread each --> finished generations, one by one
 
-A request that fails for good is a `Generation` with its error, so it reaches the quarantine. Where the server
-itself is the trouble, the run stops before any request is blamed for it.
+A request that fails for good is a `Generation` with its error, so it reaches the quarantine. But first the server
+has to generate something else: where it cannot, the run stops, and no request is blamed for it.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import os
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from queue import SimpleQueue
 from typing import Any
 
@@ -37,9 +38,7 @@ KEY_VARIABLE = "EAGLE3_KIMI_SERVER_KEY"
 """Environment variable with the server's API key."""
 
 _QUESTION_TIMEOUT_S = 30.0
-_MOST_FAILURES = 8
-"""Requests that fail one after the other before the server is held responsible."""
-_TOKENIZER_PROBE = "Straße 北京, naïve café №5; if x != y: return x**2\n"
+_PROBE = "Straße 北京, naïve café №5; if x != y: return x**2\n"
 
 
 class ServerEngine:
@@ -61,7 +60,7 @@ class ServerEngine:
         self._dialect = self._dialect_of(card)
         served_len = int(card.get("max_model_len") or target.config["max_position_embeddings"])
         self._max_model_len = min(served_len, options.max_model_len or served_len)
-        self._check_tokenizer(target)
+        self._probe = self._check_tokenizer(target)
         version = f"{self._dialect.name} {self._ask_version()}"
         self.info = EngineInfo(name="server", version=version, device="remote")
 
@@ -71,16 +70,14 @@ class ServerEngine:
         """See `TargetEngine.generate`.
 
         Raises:
-            EngineError: the server is gone, or fails request after request. What failed so is not yielded, so
-                that another run generates it.
+            EngineError: the server generates nothing any more. What was in flight is for the next run.
         """
         self._client = client = self._new_client()
         finished: SimpleQueue[Future[Generation]] = SimpleQueue()
         in_flight: dict[Future[Generation], GenerationRequest] = {}
-        failed: list[Generation] = []
         pool = ThreadPoolExecutor(self._options.max_num_seqs, thread_name_prefix="generate")
         try:
-            while queue or in_flight or failed:
+            while queue or in_flight:
                 while queue and len(in_flight) < self._options.max_num_seqs:
                     request = queue.popleft()
                     if refused := refuse_long_prompt(request, self._max_model_len):
@@ -95,14 +92,9 @@ class ServerEngine:
                     try:
                         generation = future.result()
                     except HttpError as error:
-                        failed.append(_failure(request, str(error)))
-                        self._check_server(failed)
-                        continue
-                    answered = [*failed, generation]  # the server works: those failures were their requests' own
-                else:
-                    answered = failed
-                failed = []
-                yield from answered
+                        self._check_server(client, sampling, error)
+                        generation = _failure(request, str(error))
+                    yield generation
         finally:
             client.abort()
             pool.shutdown()
@@ -124,26 +116,16 @@ class ServerEngine:
         except (KeyError, TypeError, IndexError, ValueError, AttributeError) as error:
             raise HttpError(f"the reply is not {dialect.name}'s: {type(error).__name__}: {error}") from error
 
-    def _check_server(self, failed: list[Generation]) -> None:
-        """After a failure: is it the request's own, or the server's?"""
-        if len(failed) >= _MOST_FAILURES:
-            found = f"{_MOST_FAILURES} requests failed one after the other"
-        elif self._is_gone():
-            found = "the server does not answer any more"
-        else:
-            return
-        raise EngineError(
-            f"{found}; the last one: {failed[-1].error}. Check the log and the memory of the server at "
-            f"{self._options.server_url}. What is finished is kept: start the same command again when it runs. "
-            "If requests only take long, raise server_seconds_per_token or lower max_num_seqs."
-        )
-
-    def _is_gone(self) -> bool:
+    def _check_server(self, client: HttpClient, sampling: SamplingOptions, failure: HttpError) -> None:
+        """After a failure: is it the request's own, or the server's? One token of another prompt tells."""
         try:
-            self._client.request("/v1/models", timeout_s=_QUESTION_TIMEOUT_S)
-        except HttpError:
-            return True
-        return False
+            self._answer(client, self._probe, replace(sampling, max_tokens=1), ())
+        except HttpError as error:
+            raise EngineError(
+                f"the server generates nothing any more. A request failed with {failure}; one token of another "
+                f"prompt with {error}. Check the log and the memory of the server at {self._options.server_url}. "
+                "What is finished is kept: start the same command again when it runs."
+            ) from error
 
     def _new_client(self) -> HttpClient:
         return HttpClient(self._options.server_url, key=os.environ.get(KEY_VARIABLE, ""), patience=self._patience)
@@ -182,18 +164,19 @@ class ServerEngine:
                 continue
         return "of unknown version"
 
-    def _check_tokenizer(self, target: Target) -> None:
-        """Lets the server write out a rendered prompt's ids: another tokenizer writes another text."""
+    def _check_tokenizer(self, target: Target) -> GenerationRequest:
+        """Lets the server write out a prompt's ids, since another tokenizer writes another text. Returns the prompt."""
         tokenizer = target.load_tokenizer()
         preset = detect_preset(tokenizer, target.config)
-        ids = render_prompt(tokenizer, [{"role": "user", "content": _TOKENIZER_PROBE}], preset=preset)
+        ids = render_prompt(tokenizer, [{"role": "user", "content": _PROBE}], preset=preset)
+        probe = GenerationRequest(id="probe", prompt_token_ids=ids, seed=0)
         body = {"model": self._model, "tokens": ids, "skip_special_tokens": False}
         try:
             reply = self._client.request("/detokenize", body, timeout_s=_QUESTION_TIMEOUT_S)
         except HttpError as error:
             if error.status in {http.HTTPStatus.NOT_FOUND, http.HTTPStatus.METHOD_NOT_ALLOWED}:
                 logger.warning("the server has no /detokenize: whether its tokenizer is %s's is unchecked", target.name)
-                return
+                return probe
             text = str(error)
         else:
             text = str(reply.get("prompt", reply.get("text")))
@@ -203,6 +186,7 @@ class ServerEngine:
                 f"the server's model {self._model} is not {target.name}: to its tokenizer the ids of {expected!r} "
                 f"are {text[:200]!r}. Start the server with the target, or name the served model with --target."
             )
+        return probe
 
 
 def _failure(request: GenerationRequest, message: str) -> Generation:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import select
+import socket
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -20,11 +22,15 @@ def as_json(body: Any, status: int = 200, **headers: str) -> Reply:
 
 
 class FakeSglang:
-    """Answers every prompt with `answer`. Each request takes the next of `faults` first."""
+    """Answers every prompt with `answer`, unless the next of `faults` comes first. Probes (one token) have none."""
 
     def __init__(self, tokenizer: Any, answer: list[int]) -> None:
         self.tokenizer, self.answer = tokenizer, answer
-        self.faults: deque[Fault] = deque()
+        self.faults: deque[Fault | None] = deque()
+        self.poison: set[int] = set()
+        """Prompts that begin so always get a 500."""
+        self.broken = False
+        """Every request gets a 500."""
         self.asked: list[dict[str, Any]] = []
         self.headers: list[dict[str, str]] = []
         self.card: dict[str, Any] = {"id": "kimi", "object": "model", "owned_by": "sglang", "max_model_len": 4096}
@@ -35,6 +41,7 @@ class FakeSglang:
         self.gate.set()
         self.running = self.most_running = 0
         self.hung_up = threading.Event()
+        """Set when somebody was gone before the answer."""
         self._lock = threading.Lock()
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler_of(self))
         self._server.daemon_threads = True
@@ -54,11 +61,14 @@ class FakeSglang:
             return as_json({"detail": "Not Found"}, 404)
         with self._lock:
             self.asked.append(body)
-            fault = self.faults.popleft() if self.faults else None
+            probe = body["sampling_params"]["max_new_tokens"] == 1
+            fault = self.faults.popleft() if self.faults and not probe else None
             self.running += 1
             self.most_running = max(self.most_running, self.running)
         try:
             self.gate.wait(20)
+            if self.broken or body["input_ids"][0] in self.poison:
+                return as_json({"error": {"message": "scripted 500"}}, 500)
             return fault(self) if fault else as_json(self.reply(len(body["input_ids"])))
         finally:
             with self._lock:
@@ -99,19 +109,19 @@ def _handler_of(fake: FakeSglang) -> type[BaseHTTPRequestHandler]:
             self._send(fake.post(self.path, body))
 
         def _send(self, reply: Reply | None) -> None:
+            ready, _, _ = select.select([self.connection], [], [], 0)
+            if ready and not self.connection.recv(1, socket.MSG_PEEK):
+                fake.hung_up.set()
+                return
             if reply is None:
                 self.connection.close()
                 return
             status, headers, data = reply
-            try:
-                self.send_response(status)
-                for name, value in {**headers, "Content-Length": str(len(data))}.items():
-                    self.send_header(name, value)
-                self.end_headers()
-                self.wfile.write(data)
-                self.wfile.flush()
-            except OSError:
-                fake.hung_up.set()
+            self.send_response(status)
+            for name, value in {**headers, "Content-Length": str(len(data))}.items():
+                self.send_header(name, value)
+            self.end_headers()
+            self.wfile.write(data)
 
         def log_message(self, *_: Any) -> None:
             """Quiet."""
