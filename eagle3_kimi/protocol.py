@@ -17,13 +17,14 @@ from __future__ import annotations
 import json
 import unicodedata
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
 import numpy as np
 
 from eagle3_kimi.errors import TargetError
+from eagle3_kimi.markers import PRESETS, Marker, Markers, ProtocolPreset, build_markers
 
 REPLACEMENT_CHARACTER = "\ufffd"
 _MAX_TOKEN_ID = 2**31 - 1
@@ -119,146 +120,6 @@ class TurnReading:
         return sum(s.end - s.start for s in self.spans if s.kind is SpanKind.REASONING)
 
 
-@dataclass(frozen=True, kw_only=True)
-class ProtocolPreset:
-    """The markers of a model family, as text; their ids come from the tokenizer."""
-
-    name: str
-    think_start: str = "<think>"
-    think_end: str = "</think>"
-    end_of_turn: tuple[str, ...] = ("<|im_end|>",)
-    """Any of these ends a turn; the first is the usual one."""
-    tool_format: str = ""
-    """`kimi` (a section of calls), `json` (Qwen3: one JSON object a call), or `` (calls are refused)."""
-    tool_section_start: str = ""
-    tool_section_end: str = ""
-    tool_call_start: str = ""
-    tool_call_argument_start: str = ""
-    tool_call_end: str = ""
-    foreign: tuple[str, ...] = ()
-    """Control tokens that never belong inside an assistant turn."""
-    thinking_variable: str = "thinking"
-    """The chat-template variable that switches thinking on and off."""
-    expected_ids: tuple[tuple[str, int], ...] = ()
-    """Marker text and the id it must have; checked at start."""
-    literal_markers_allowed: bool = True
-    """False where markers are ordinary text: the marker's text inside a span is then a marker."""
-
-
-_KIMI_TOOLS: dict[str, Any] = {
-    "tool_format": "kimi",
-    "tool_section_start": "<|tool_calls_section_begin|>",
-    "tool_section_end": "<|tool_calls_section_end|>",
-    "tool_call_start": "<|tool_call_begin|>",
-    "tool_call_argument_start": "<|tool_call_argument_begin|>",
-    "tool_call_end": "<|tool_call_end|>",
-    "foreign": ("<|im_user|>", "<|im_assistant|>", "<|im_system|>", "<|im_middle|>", "[BOS]", "[PAD]", "[UNK]"),
-}
-
-PRESETS: dict[str, ProtocolPreset] = {
-    preset.name: preset
-    for preset in (
-        ProtocolPreset(
-            name="kimi-k2.5",
-            **_KIMI_TOOLS,
-            expected_ids=(("<|im_end|>", 163586), ("<think>", 163606), ("</think>", 163607)),
-        ),
-        ProtocolPreset(
-            name="kimi-k2-thinking",
-            **_KIMI_TOOLS,
-            expected_ids=(("<|im_end|>", 163586), ("<think>", 163606), ("</think>", 163607)),
-        ),
-        ProtocolPreset(name="tiny-kimi", **_KIMI_TOOLS),
-        ProtocolPreset(
-            name="deepseek-r1",
-            end_of_turn=("<｜end▁of▁sentence｜>",),
-            tool_section_start="<｜tool▁calls▁begin｜>",
-            foreign=("<｜User｜>", "<｜Assistant｜>", "<｜begin▁of▁sentence｜>"),
-        ),
-        ProtocolPreset(
-            name="qwen3",
-            end_of_turn=("<|im_end|>", "<|endoftext|>"),
-            tool_format="json",
-            tool_call_start="<tool_call>",
-            tool_call_end="</tool_call>",
-            foreign=("<|im_start|>",),
-            thinking_variable="enable_thinking",
-        ),
-        ProtocolPreset(name="text-think", end_of_turn=("</s>",), literal_markers_allowed=False),
-    )
-}
-"""`text-think` is for families whose think tags are ordinary text over several tokens."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Marker:
-    name: str
-    start: int
-    end: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class Markers:
-    """Each marker as the token sequences that spell it (one sequence of one id, for most families)."""
-
-    think_start: tuple[tuple[int, ...], ...]
-    think_end: tuple[tuple[int, ...], ...]
-    end_of_turn: tuple[tuple[int, ...], ...]
-    tool_section_start: tuple[tuple[int, ...], ...] = ()
-    tool_section_end: tuple[tuple[int, ...], ...] = ()
-    tool_call_start: tuple[tuple[int, ...], ...] = ()
-    tool_call_argument_start: tuple[tuple[int, ...], ...] = ()
-    tool_call_end: tuple[tuple[int, ...], ...] = ()
-    foreign: tuple[tuple[int, ...], ...] = ()
-    _by_first: dict[int, list[tuple[tuple[int, ...], str]]] = field(init=False, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        by_first: dict[int, list[tuple[tuple[int, ...], str]]] = {}
-        for name in _MARKER_NAMES:
-            for sequence in getattr(self, name):
-                by_first.setdefault(sequence[0], []).append((sequence, name))
-        for candidates in by_first.values():
-            candidates.sort(key=lambda item: -len(item[0]))  # the longest match wins
-        object.__setattr__(self, "_by_first", by_first)
-
-    def find(self, ids: Sequence[int]) -> list[_Marker]:
-        """All markers in `ids`, left to right, not overlapping."""
-        by_first, found, skip_to = self._by_first, [], 0
-        for index, token in enumerate(ids):
-            if token not in by_first or index < skip_to:
-                continue
-            for sequence, name in by_first[token]:
-                if len(sequence) == 1 or tuple(ids[index : index + len(sequence)]) == sequence:
-                    skip_to = index + len(sequence)
-                    found.append(_Marker(name, index, skip_to))
-                    break
-        return found
-
-    @property
-    def stop_token_ids(self) -> tuple[int, ...]:
-        """Ids the engine stops on: the single-token end-of-turn markers."""
-        return tuple(s[0] for s in self.end_of_turn if len(s) == 1)
-
-    @property
-    def forced_draft_ids(self) -> tuple[int, ...]:
-        """Every token of every marker a turn may contain: always in the draft vocabulary."""
-        names = [name for name in _MARKER_NAMES if name != "foreign"]
-        return tuple(sorted({i for name in names for s in getattr(self, name) for i in s}))
-
-
-_MARKER_NAMES = (
-    "think_start",
-    "think_end",
-    "end_of_turn",
-    "tool_section_start",
-    "tool_section_end",
-    "tool_call_start",
-    "tool_call_argument_start",
-    "tool_call_end",
-    "foreign",
-)
-
-
 _PROMPT_STATES = {"think_start": "opened", "think_end": "closed", "end_of_turn": "absent"}
 
 
@@ -346,7 +207,7 @@ class ReasoningProtocol:
             TargetError: a marker has no tokens of its own, or not the id the family must have.
         """
         preset = PRESETS[preset] if isinstance(preset, str) else preset
-        markers = _markers_of(tokenizer, preset)
+        markers = build_markers(tokenizer, preset)
         for text, expected in preset.expected_ids:
             got = int(tokenizer.convert_tokens_to_ids(text))
             if got != expected:
@@ -462,7 +323,7 @@ class _TurnReader:
         if kind in self.texts:
             self.texts[kind] += self.protocol.decode(self.output[start:end])
 
-    def _split(self, found: list[_Marker]) -> None:
+    def _split(self, found: list[Marker]) -> None:
         if not self.output:
             raise _Refused(Reason.EMPTY_OUTPUT, "the engine returned no tokens")
         state = self.protocol.prompt_state(self.prompt)
@@ -486,7 +347,7 @@ class _TurnReader:
             self._expect_blank_until_end(position, queue)
         self._read_end(queue)
 
-    def _read_reasoning(self, position: int, queue: list[_Marker]) -> int:
+    def _read_reasoning(self, position: int, queue: list[Marker]) -> int:
         if not queue:
             self._add(SpanKind.REASONING, position, len(self.output))
             raise _Refused(Reason.UNCLOSED_THOUGHTS, "no token closes the thoughts")
@@ -503,14 +364,14 @@ class _TurnReader:
             raise _Refused(Reason.UNCLOSED_THOUGHTS, "the turn ended inside the thoughts")
         raise self._misplaced(marker)
 
-    def _read_answer(self, position: int, queue: list[_Marker]) -> int:
+    def _read_answer(self, position: int, queue: list[Marker]) -> int:
         end = queue[0].start if queue else len(self.output)
         self._add(SpanKind.ANSWER, position, end)
         if not queue or queue[0].name in {"end_of_turn", "tool_section_start", "tool_call_start"}:
             return end
         raise self._misplaced(queue[0])
 
-    def _misplaced(self, marker: _Marker) -> _Refused:
+    def _misplaced(self, marker: Marker) -> _Refused:
         where = f"output token {marker.start}"
         if marker.name == "think_end":
             return _Refused(Reason.MULTIPLE_THINK_BLOCKS, f"thoughts closed a second time at {where}")
@@ -525,7 +386,7 @@ class _TurnReader:
             return _Refused(Reason.END_OF_TURN_INSIDE, f"the turn goes on after its end at {where}")
         return _Refused(Reason.INVALID_TOOL_SECTION, f"{marker.name} at {where} has no place there")
 
-    def _read_tools(self, queue: list[_Marker]) -> int:
+    def _read_tools(self, queue: list[Marker]) -> int:
         style = self.protocol.preset.tool_format
         if style == "json":
             return self._read_json_calls(queue)
@@ -551,7 +412,7 @@ class _TurnReader:
             self._add_call(call_id, name, text)
             position = end.end
 
-    def _read_json_calls(self, queue: list[_Marker]) -> int:
+    def _read_json_calls(self, queue: list[Marker]) -> int:
         position = queue[0].start
         while queue and queue[0].name == "tool_call_start":
             start = self._next_tool_marker(queue, position, ("tool_call_start",))
@@ -573,7 +434,7 @@ class _TurnReader:
             raise _Refused(Reason.INVALID_TOOL_ARGUMENTS, f"the arguments of {name} are not a JSON object")
         self.tool_calls.append(ToolCall(call_id, name, arguments))
 
-    def _next_tool_marker(self, queue: list[_Marker], blank_from: int | None, names: tuple[str, ...]) -> _Marker:
+    def _next_tool_marker(self, queue: list[Marker], blank_from: int | None, names: tuple[str, ...]) -> Marker:
         if not queue or queue[0].name == "end_of_turn":
             raise _Refused(Reason.UNCLOSED_TOOL_SECTION, f"the tool section ends without {' or '.join(names)}")
         marker = queue.pop(0)
@@ -583,14 +444,14 @@ class _TurnReader:
             raise _Refused(Reason.INVALID_TOOL_SECTION, f"text between tool calls at output token {blank_from}")
         return marker
 
-    def _expect_blank_until_end(self, position: int, queue: list[_Marker]) -> None:
+    def _expect_blank_until_end(self, position: int, queue: list[Marker]) -> None:
         end = queue[0].start if queue else len(self.output)
         if queue and queue[0].name != "end_of_turn":
             raise self._misplaced(queue[0])
         if not self._blank_range(position, end):
             raise _Refused(Reason.TEXT_AFTER_TOOL_SECTION, f"text after the tool section at output token {position}")
 
-    def _read_end(self, queue: list[_Marker]) -> None:
+    def _read_end(self, queue: list[Marker]) -> None:
         if not queue:
             raise _Refused(Reason.NO_END_OF_TURN, f"the last id {self.output[-1]} is no end of turn")
         end = queue.pop(0)
@@ -629,50 +490,3 @@ def _parse_object(text: str) -> dict[str, Any] | None:
     except (ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None
-
-
-_LEFT_CONTEXTS = ("", "a", ".", " ", "\n")
-
-
-def _sequences(tokenizer: Any, text: str, preset: ProtocolPreset) -> tuple[tuple[int, ...], ...]:
-    """Every token sequence that spells `text`: after a letter, a full stop, white space, and alone.
-
-    A single-token marker has one. A marker that is ordinary text has several, since a
-    SentencePiece tokenizer puts a leading-space piece before it or not.
-    """
-    single = (tokenizer.get_vocab() if preset.literal_markers_allowed else tokenizer.get_added_vocab()).get(text)
-    if single is not None:
-        return ((int(single),),)
-    sequences: list[tuple[int, ...]] = []
-    for left in _LEFT_CONTEXTS:
-        ids = [int(i) for i in tokenizer.encode(left + text, add_special_tokens=False)]
-        for start in range(len(ids)):
-            if tokenizer.decode(ids[start:]).strip() == text and tuple(ids[start:]) not in sequences:
-                sequences.append(tuple(ids[start:]))
-    return tuple(sequences)
-
-
-def _markers_of(tokenizer: Any, preset: ProtocolPreset) -> Markers:
-    wanted: dict[str, tuple[str, ...]] = {
-        "think_start": (preset.think_start,),
-        "think_end": (preset.think_end,),
-        "end_of_turn": preset.end_of_turn,
-    }
-    for name in _MARKER_NAMES[3:-1]:
-        text = getattr(preset, name)
-        wanted[name] = (text,) if text else ()
-    found: dict[str, tuple[tuple[int, ...], ...]] = {}
-    for name, texts in wanted.items():
-        sequences = tuple(s for text in texts for s in _sequences(tokenizer, text, preset))
-        needed = name in {"think_start", "think_end", "end_of_turn"}
-        if needed and preset.literal_markers_allowed and any(len(s) > 1 for s in sequences):
-            sequences = tuple(s for s in sequences if len(s) == 1)
-        if needed and not sequences:
-            raise TargetError(
-                f"the tokenizer has no token for {' or '.join(texts)} ({name}); a {preset.name} target must have one. "
-                "Name a target that reasons, or the preset of its family."
-            )
-        found[name] = sequences
-    vocab = tokenizer.get_vocab()
-    found["foreign"] = tuple((int(vocab[text]),) for text in preset.foreign if text in vocab)
-    return Markers(**found)
