@@ -173,7 +173,7 @@ def _sequences(tokenizer: Any, text: str, preset: ProtocolPreset) -> tuple[tuple
 
 
 def build_markers(tokenizer: Any, preset: ProtocolPreset) -> Markers:
-    """The markers of `preset` with the ids of `tokenizer`; a missing think or end-of-turn marker raises `TargetError`."""
+    """The markers of `preset` with the ids of `tokenizer`; raises `TargetError` where one that is needed is missing."""
     wanted: dict[str, tuple[str, ...]] = {
         "think_start": (preset.think_start,),
         "think_end": (preset.think_end,),
