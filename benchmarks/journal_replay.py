@@ -7,7 +7,7 @@ it. Each is then replayed in a process of its own, as the builder does, and time
 
     read       the journal alone: every checksum verified, every record read
     resume     the run finds every sample in the journal and generates nothing
-    replay     index, put in prompt order, read every record: what the builder hands to `datasets`
+    replay     resume, then every record read in prompt order: what the builder hands to `datasets`
     builder    `load_dataset("kimi_reasoning", ...)` to the end: prompts, resume, replay, checks, Arrow files
 
 Needs about 30 KB of disk a sample (`--folder` says where). Figures are reported, not asserted.
@@ -105,7 +105,9 @@ def open_run(folder: Path) -> GenerationRun:
 
 def replay(run: GenerationRun, prompts: Path) -> Iterator[dict[str, Any]]:
     """What the builder's `_split_generators` and `_generate_examples` do with a journal."""
-    offsets = [entry.offset for _, entry in run.finished_turns(load_conversations([prompts]))]
+    report = run.run(load_conversations([prompts]))
+    assert not report.generated
+    offsets = [entry.offset for _, entry in report.finished_turns()]
     for offset in offsets:
         yield run.journal.read_at(offset)["row"]
 

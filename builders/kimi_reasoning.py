@@ -158,9 +158,9 @@ class KimiReasoning(datasets.GeneratorBasedBuilder):
                 f"no sample is complete, so there is no data set; the configuration `quarantine` holds them. {report}"
             )
         offsets: dict[str, list[int]] = {"train": [], "validation": []}
-        for turn, entry in run.finished_turns(load_conversations(files, on_refused=RefusedRows())):
+        for conversation_id, entry in report.finished_turns():
             if (entry.reason != Reason.OK) is wanted:
-                split = split_of(turn.conversation_id, self.config.validation_fraction)
+                split = split_of(conversation_id, self.config.validation_fraction)
                 offsets[split].append(entry.offset)
         return [
             datasets.SplitGenerator(name=name, gen_kwargs={"journal": run.journal, "offsets": found})

@@ -22,8 +22,8 @@ class Diagnosis:
 
 
 _PARSER = (
-    "start the server with its reasoning parser (`--reasoning-parser kimi_k2`), or keep token ids: "
-    "`return_token_ids: true`. What is here can be split: see --out"
+    "start the server with its reasoning parser (`--reasoning-parser kimi_k2`) and send no `enable_thinking: false`, "
+    "which switches that parser off; or keep token ids: `return_token_ids: true`. What is here can be split: see --out"
 )
 _INSIDE_CONTENT = Diagnosis("thoughts are inside `content`; the server ran without a reasoning parser", _PARSER)
 _DAMAGED = Diagnosis(

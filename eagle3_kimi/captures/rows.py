@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import orjson
+
 from eagle3_kimi.captures.context import CaptureContext
 from eagle3_kimi.captures.identity import identity_of, row_id
 from eagle3_kimi.captures.judge import judge
@@ -121,6 +123,13 @@ def judge_block(block: Block, context: CaptureContext, *, file: str = "") -> Ite
 
 def _parse_line(line: bytes) -> list[Any] | None:
     """The record of a line, or its several records where a newline was lost; None where it is damaged."""
+    try:
+        return [orjson.loads(line)]
+    except orjson.JSONDecodeError:  # it takes no lone surrogates, no NaN and no byte order mark
+        return _parse_slowly(line)
+
+
+def _parse_slowly(line: bytes) -> list[Any] | None:
     try:
         text = line.decode("utf-8").removeprefix("\ufeff")
         return [json.loads(text)]

@@ -23,6 +23,14 @@ class SamplingOptions:
     max_tokens: int = 32768
     """Most tokens of one answer, reasoning included; a cut answer is quarantined."""
 
+    def __post_init__(self) -> None:
+        if not 0 <= self.temperature <= 2:
+            raise UsageError(f"temperature must lie in [0, 2], got {self.temperature}")
+        if not 0 < self.top_p <= 1:
+            raise UsageError(f"top_p must lie in (0, 1], got {self.top_p}")
+        if self.max_tokens < 1:
+            raise UsageError(f"max_tokens must be at least 1, got {self.max_tokens}")
+
 
 @dataclass(frozen=True, kw_only=True)
 class EngineOptions:

@@ -43,11 +43,13 @@ class Chain:
         self.sample_index = sample_index
         self.num_planned = len(conversation.turns)
         self.turn = 0
+        self.finished_turn_ids: list[str] = []
         self.end_reason = ""
         """Why the chain ended before its last planned turn; empty while it goes on."""
         self._render = render
         self._history: list[dict[str, Any]] = []
         self._position = 0  # in the recorded messages
+        self._turn_id = ""
 
     @property
     def num_not_run(self) -> int:
@@ -63,8 +65,9 @@ class Chain:
         self._position = stop
         messages = number_tool_calls(self._history)
         prompt = self._render(messages, self.conversation.tools)
+        self._turn_id = sample_id(self.conversation.id, self.turn, prompt, self.sample_index)
         return PlannedTurn(
-            id=sample_id(self.conversation.id, self.turn, prompt, self.sample_index),
+            id=self._turn_id,
             conversation_id=self.conversation.id,
             turn=self.turn,
             sample_index=self.sample_index,
@@ -75,6 +78,7 @@ class Chain:
     def accept(self, reading: TurnReading) -> None:
         """Takes the target's complete answer as history; a refused one ends the conversation."""
         self.turn += 1
+        self.finished_turn_ids.append(self._turn_id)
         if not reading.complete:
             self._end("refused_turn")
             return

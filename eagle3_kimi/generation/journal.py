@@ -89,8 +89,8 @@ class Journal:
             self._file = None
             self._lock.release()
 
-    def append(self, record: Record) -> None:
-        """Writes one finished sample and hands it to the kernel.
+    def append(self, record: Record) -> int:
+        """Writes one finished sample and hands it to the kernel; where it stands, as in the index.
 
         Raises:
             RunStopped: the disk is full; the journal is cut back to its last whole record.
@@ -106,6 +106,7 @@ class Journal:
             raise RunStopped(
                 f"cannot write the journal {self.path}: {error.strerror}. What it holds is kept."
             ) from error
+        return end
 
     def index(self) -> dict[str, JournalEntry]:
         """Sample id -> where its record stands and its reason; the last record of an id counts.

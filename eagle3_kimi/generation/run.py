@@ -40,6 +40,19 @@ class RunReport:
     not_run: int = 0
     by_reason: Counter[str] = field(default_factory=Counter)
     ended_conversations: Counter[str] = field(default_factory=Counter)
+    chains: list[tuple[str, list[str]]] = field(default_factory=list, repr=False)
+    """Conversation id and the ids of its finished turns, in prompt order."""
+    index: dict[str, JournalEntry] = field(default_factory=dict, repr=False)
+    """The journal's, with what this run added."""
+
+    def finished_turns(self) -> Iterator[tuple[str, JournalEntry]]:
+        """Conversation id and journal entry of every finished turn, in prompt order.
+
+        No prompt is rendered again for it: over a long journal that takes longer than reading it.
+        """
+        for conversation_id, turn_ids in self.chains:
+            for turn_id in turn_ids:
+                yield conversation_id, self.index[turn_id]
 
     @property
     def quarantined(self) -> int:
@@ -56,8 +69,8 @@ class RunReport:
 class GenerationRun:
     """One run over conversations.
 
-    `run()` generates what the journal lacks; `finished_turns()` then finds every record, in prompt order.
-    Between the two, nothing but the journal's file is shared, so other processes may replay it.
+    `run()` generates what the journal lacks; its report finds every record, in prompt order. What it finds are
+    places in the journal's file, so other processes may read the records.
     """
 
     def __init__(self, config: GenerationConfig, *, open_engine: OpenEngine = open_engine) -> None:
@@ -92,14 +105,6 @@ class GenerationRun:
         with self.journal as journal:
             return _Loop(self, journal).run(self.chains(conversations))
 
-    def finished_turns(self, conversations: Iterable[Conversation]) -> Iterator[tuple[PlannedTurn, JournalEntry]]:
-        """Every turn of `conversations` that the journal holds, in prompt order; nothing is generated."""
-        index = self.journal.index()
-        for chain in self.chains(conversations):
-            while (turn := chain.next_turn()) is not None and turn.id in index:
-                yield turn, index[turn.id]
-                chain.accept(_replay(self.journal, index[turn.id], chain))
-
 
 class _Loop:
     """The state of one run: which chain waits for which request."""
@@ -107,10 +112,10 @@ class _Loop:
     def __init__(self, run: GenerationRun, journal: Journal) -> None:
         self._config, self._protocol, self._journal = run.config, run.protocol, journal
         self._run = run
-        self._index = journal.index()
         self._queue: deque[GenerationRequest] = deque()
         self._waiting: dict[str, tuple[Chain, PlannedTurn]] = {}
-        self._report = RunReport()
+        self._report = RunReport(index=journal.index())
+        self._index = self._report.index
         self._breaker = CircuitBreaker(
             window=run.config.breaker_window,
             max_truncated=run.config.max_truncated,
@@ -145,6 +150,7 @@ class _Loop:
     def _refill(self, chains: Iterator[Chain]) -> None:
         while len(self._waiting) < _CHAINS_AHEAD and (chain := next(chains, None)) is not None:
             self._report.planned += chain.num_planned
+            self._report.chains.append((chain.conversation.id, chain.finished_turn_ids))
             self._advance(chain)
 
     def _advance(self, chain: Chain) -> None:
@@ -181,7 +187,9 @@ class _Loop:
             row = build_row(turn, source, generation, reading, provenance)
         else:
             row = build_quarantine_row(turn, source, generation, reading, self._protocol)
-        self._journal.append({"id": turn.id, "reason": str(reading.reason), "row": row})
+        reason, earlier = str(reading.reason), self._index.get(turn.id)
+        offset = self._journal.append({"id": turn.id, "reason": reason, "row": row})
+        self._index[turn.id] = JournalEntry(offset, reason, 1 + (earlier.attempts if earlier else 0))
         self._report.generated += 1
         self._count(reading)
         chain.accept(reading)

@@ -284,6 +284,6 @@ def test_a_whole_run_with_one_bad_request(server: FakeSglang, bench: Bench) -> N
     run = GenerationRun(config)
     report = run.run(conversations)
     assert (report.planned, report.complete, dict(report.by_reason)) == (5, 4, {"finish_abort": 1})
-    rows = [run.journal.read_at(entry.offset)["row"] for _, entry in run.finished_turns(conversations)]
+    rows = [run.journal.read_at(entry.offset)["row"] for _, entry in report.finished_turns()]
     assert "scripted 400" in rows[0]["detail"]
     assert {row["provenance"]["engine_version"] for row in rows[1:]} == {"sglang 0.5.6"}

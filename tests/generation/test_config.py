@@ -93,3 +93,17 @@ def test_the_split_is_a_property_of_the_conversation() -> None:
 def test_options_that_make_no_sense_are_refused(change: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         replace(CONFIG, **change)
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [
+        ("temperature", -0.1, r"temperature must lie in \[0, 2\]"),
+        ("temperature", 2.5, r"temperature must lie in \[0, 2\], got 2.5"),
+        ("top_p", 0.0, r"top_p must lie in \(0, 1\]"),
+        ("max_tokens", 0, "max_tokens must be at least 1"),
+    ],
+)
+def test_sampling_that_no_engine_takes_is_refused(option: str, value: float, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        SamplingOptions(**{option: value})

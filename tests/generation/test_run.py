@@ -15,7 +15,10 @@ PROMPTS = [conversation(f"question {number}") for number in range(5)]
 
 
 def rows(run: GenerationRun, conversations: list[Conversation]) -> list[dict[str, Any]]:
-    return [run.journal.read_at(entry.offset)["row"] for _, entry in run.finished_turns(conversations)]
+    """What a run over the finished journal finds."""
+    report = run.run(conversations)
+    assert report.generated == 0
+    return [run.journal.read_at(entry.offset)["row"] for _, entry in report.finished_turns()]
 
 
 def counts(report: RunReport) -> tuple[int, int, int]:
