@@ -10,7 +10,7 @@ VENV ?= .venv
 TORCH ?= torch==2.13.0
 TORCH_INDEX ?=
 WORKDIR ?= runs/demo
-CASES ?=
+JOBS ?= 2
 
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
@@ -37,7 +37,7 @@ demo: install
 	$(BIN)/eagle3-kimi demo --workdir $(WORKDIR) --engine $$(cat $(VENV)/.engine)
 
 test: install
-	$(BIN)/python -m pytest tests
+	$(BIN)/python -m pytest tests -n $(JOBS) --dist loadgroup --no-loadscope-reorder
 
 quality: install
 	$(BIN)/ruff check .

@@ -21,6 +21,12 @@ settings.register_profile("nightly", max_examples=100_000, deadline=None, suppre
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """With pytest-xdist the tests of a file stay in one process, as its fixtures are started once."""
+    if item.get_closest_marker("xdist_group") is None:
+        item.add_marker(pytest.mark.xdist_group(str(item.path)))
+
+
 @pytest.fixture(scope="session")
 def tiny_target() -> Path:
     """Folder of the trained tiny target; the first test run on a machine trains it (about two minutes)."""

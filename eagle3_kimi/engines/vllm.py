@@ -60,7 +60,7 @@ def load_llm(target: Target, options: EngineOptions, **arguments: Any) -> Any:
                 tokenizer=str(target.path),
                 trust_remote_code=target.trust_remote_code,
                 tensor_parallel_size=options.tensor_parallel_size,
-                dtype=options.dtype,  # type: ignore[arg-type]
+                dtype=options.dtype,
                 max_model_len=max_model_len,
                 max_num_seqs=options.max_num_seqs,
                 gpu_memory_utilization=options.gpu_memory_utilization,
