@@ -70,7 +70,7 @@ def test_an_answer_does_not_depend_on_its_batch(
 
 
 def test_the_seed_decides_a_sampled_answer(engine: TransformersEngine, requests: list[GenerationRequest]) -> None:
-    hot = SamplingOptions(temperature=3.0, top_p=1.0, max_tokens=24)
+    hot = SamplingOptions(temperature=2.0, top_p=1.0, max_tokens=24)
     prompt = requests[0].prompt_token_ids
     one, again, other = (
         generate(engine, [GenerationRequest(id="x", prompt_token_ids=prompt, seed=seed)], hot) for seed in (1, 1, 2)

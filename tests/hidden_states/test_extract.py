@@ -80,6 +80,7 @@ def test_the_transformers_store_holds_the_data_set(expected: FeatureStore, greed
     assert expected.manifest.contract["agreement"] == 1.0
 
 
+@pytest.mark.vllm
 def test_vllm_in_one_process_equals_transformers(
     random_target: Target, greedy_dataset: Path, expected: FeatureStore, tmp_path: Path
 ) -> None:
@@ -89,6 +90,8 @@ def test_vllm_in_one_process_equals_transformers(
     assert_equal_stores(FeatureStore(tmp_path / "store"), expected)
 
 
+@pytest.mark.vllm
+@pytest.mark.multiprocess
 def test_two_processes_as_one_replica_equal_transformers(
     random_target: Target, greedy_dataset: Path, expected: FeatureStore, tmp_path: Path
 ) -> None:
@@ -99,6 +102,8 @@ def test_two_processes_as_one_replica_equal_transformers(
     assert_equal_stores(FeatureStore(tmp_path / "store"), expected)
 
 
+@pytest.mark.vllm
+@pytest.mark.multiprocess
 def test_two_replicas_share_the_data(
     random_target: Target, greedy_dataset: Path, expected: FeatureStore, tmp_path: Path
 ) -> None:
