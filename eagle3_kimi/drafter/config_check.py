@@ -129,6 +129,9 @@ def _switch_faults(config: Mapping[str, Any], engines: Collection[str]) -> list[
     if (config.get("eagle_config") or {}).get("use_aux_hidden_state") is False:
         sentence = "eagle_config.use_aux_hidden_state is false: vLLM drops fc and feeds one hidden state"
         faults.append(Fault(FaultName.NO_AUX_HIDDEN_STATES, sentence))
+    if config.get("attention_bias") or config.get("mlp_bias"):
+        sentence = "attention_bias or mlp_bias is on: SGLang has no place for biases, and vLLM's are not checked here"
+        faults.append(Fault(FaultName.BIASES, sentence))
     if config.get("quantization_config"):
         sentence = "quantization_config: the weights are quantised, so their shapes and dtypes cannot be judged here"
         faults.append(Fault(FaultName.QUANTISED, sentence))

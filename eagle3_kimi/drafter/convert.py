@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from eagle3_kimi.drafter.config import read_rope, write_rope
+from eagle3_kimi.drafter.config_types import find_type_faults
 from eagle3_kimi.drafter.export import Format, write_folder
 from eagle3_kimi.drafter.faults import FaultName
 from eagle3_kimi.drafter.folder import DTYPES, DrafterFolder
@@ -66,9 +67,11 @@ def convert_drafter(
         raise UsageError(f"{path} would be replaced by its own conversion; give another output folder")
     folder = DrafterFolder(path)
     layout = read_layout(folder.config, folder.tensors)
-    wrong = find_speculators_faults(folder.config) if layout.is_speculators else []
-    trunk = find_trunk(layout, "vllm")
-    if wrong or trunk is None:
+    wrong = find_type_faults(folder.config)
+    if not wrong and layout.is_speculators:
+        wrong = find_speculators_faults(folder.config)
+    trunk = None if wrong else find_trunk(layout, "vllm") or find_trunk(layout, "sglang")
+    if trunk is None:
         why = "; ".join(map(str, wrong)) or f"no engine serves architectures {layout.config.get('architectures')}"
         raise DataError(f"the drafter in {path} ({layout.name}) cannot be converted: {why}")
     tensors, changes = _convert_tensors(folder, layout, trunk)
@@ -87,9 +90,12 @@ def convert_drafter(
 
 def _convert_config(layout: Layout, trunk: Trunk, tensors: Mapping[str, Tensor], ids: Sequence[int]) -> dict[str, Any]:
     """The flat configuration with each fact under every key that an engine reads."""
-    config = {key: value for key, value in layout.config.items() if value is not None}
+    config = dict(layout.config)
     if "lm_head.weight" in tensors:
         config.setdefault("draft_vocab_size", len(tensors["lm_head.weight"]))
+    if trunk != "mla" and "hidden_size" in config and "num_attention_heads" in config:
+        config.setdefault("head_dim", config["hidden_size"] // config["num_attention_heads"])
+        config.setdefault("num_key_value_heads", config["num_attention_heads"])
     if "fc.weight" in tensors:
         config.setdefault("target_hidden_size", tensors["fc.weight"].shape[1] // len(ids))
     dtype = _declared_dtype(config, tensors)
@@ -98,6 +104,7 @@ def _convert_config(layout: Layout, trunk: Trunk, tensors: Mapping[str, Tensor],
     return {
         **config,
         "architectures": [_ARCHITECTURES[trunk]],
+        "model_type": "kimi_k2" if trunk == "mla" else config.get("model_type"),  # deepseek_v3 is MTP to vLLM
         "tie_word_embeddings": False,
         **write_rope(*read_rope(config)),
         "torch_dtype": dtype,

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from eagle3_kimi.drafter.config_check import find_config_faults
+from eagle3_kimi.drafter.config_types import find_type_faults
 from eagle3_kimi.drafter.faults import Fault, FaultName
 from eagle3_kimi.drafter.folder import DrafterFolder, TensorFacts
 from eagle3_kimi.drafter.layer_ids import captured_ids, find_layer_id_faults
@@ -76,6 +77,9 @@ def find_faults(
         engines: those that are to serve the drafter.
         trained_layer_ids: boundary ids, where they are known from elsewhere.
     """
+    faults = find_type_faults(config)
+    if faults:
+        return faults
     target = target or {}
     layout = read_layout(config, tensors or ())
     if layout.is_speculators:
@@ -86,11 +90,11 @@ def find_faults(
         if faults:
             return faults
     trunks: dict[str, Trunk] = {}
-    faults = []
     for engine in engines:
         trunk = find_trunk(layout, engine)
         if trunk is None:
-            sentence = f"{engine} has no EAGLE-3 drafter for architectures {layout.config.get('architectures')}"
+            given = f"{layout.config.get('architectures')} with model_type {layout.config.get('model_type')}"
+            sentence = f"{engine} has no EAGLE-3 drafter for architectures {given}"
             faults.append(Fault(FaultName.ARCHITECTURE_NOT_EAGLE3, sentence))
         else:
             trunks[engine] = trunk

@@ -11,6 +11,7 @@ from typing import Literal
 class FaultName(StrEnum):
     """Each fault, in the order in which it is looked for."""
 
+    MALFORMED_CONFIG = "malformed_config"
     ARCHITECTURE_NOT_EAGLE3 = "architecture_not_eagle3"
     INVALID_SPECULATORS_CONFIG = "invalid_speculators_config"
     LAYOUT_UNKNOWN_TO_ENGINE = "layout_unknown_to_engine"
@@ -28,6 +29,7 @@ class FaultName(StrEnum):
     LAYER_IDS_COUNT = "layer_ids_count"
     EXTRA_NORMS = "extra_norms"
     TIED_EMBEDDINGS = "tied_embeddings"
+    BIASES = "biases"
     NO_AUX_HIDDEN_STATES = "no_aux_hidden_states"
     QUANTISED = "quantised"
     MISSING_CONFIG_KEYS = "missing_config_keys"

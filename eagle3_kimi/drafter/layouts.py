@@ -49,10 +49,12 @@ class Layout:
 
 
 def read_layout(config: Mapping[str, Any], names: Iterable[str] = ()) -> Layout:
-    """Recognises the layout of a `config.json` and the tensor names beside it."""
+    """Recognises the layout of a `config.json` and the tensor names beside it. A null is as good as no key."""
+    config = {key: value for key, value in config.items() if value is not None}
     if "speculators_model_type" in config:
         return Layout(name="speculators", config=_flatten_speculators(config), is_speculators=True)
-    nested = config.get("eagle_config") or {}
+    nested = config.get("eagle_config")
+    nested = nested if isinstance(nested, dict) else {}
     if "_torchspec_version" in config:
         name = "TorchSpec"
     elif any(key in nested for key in ("use_input_layernorm_in_first_layer", "use_last_layernorm")):

@@ -18,17 +18,21 @@ from eagle3_kimi.drafter.layouts import ARCHITECTURES, Layout, Trunk, canonical_
 ENGINES = ("vllm", "sglang")
 
 _SGLANG_ARCHITECTURES = {"LlamaForCausalLMEagle3", "Eagle3DeepseekV2ForCausalLM"}
+_TAKEN_FOR_MTP = {"deepseek_v3", "deepseek_v32", "glm_moe_dsa"}  # model types, whatever the architecture says
 _UNUSED = ("rotary_emb.inv_freq", "rotary_emb.cos_cached", "rotary_emb.sin_cached")
 
 
 def find_trunk(layout: Layout, engine: str) -> Trunk | None:
     """The class that the engine would build, None if it is none of its EAGLE-3 classes.
 
-    vLLM puts `Eagle3` before an architecture that does not say it already; SGLang takes the name as it is.
+    vLLM puts `Eagle3` before an architecture that does not say it already, and takes some model types for a target's
+    own MTP layer; SGLang takes the name as it is.
     """
     architecture = (layout.config.get("architectures") or [""])[0]
     if engine == "sglang":
         return ARCHITECTURES[architecture] if architecture in _SGLANG_ARCHITECTURES else None
+    if layout.config.get("model_type") in _TAKEN_FOR_MTP:
+        return None
     if not architecture.startswith("Eagle3") and not architecture.endswith("Eagle3"):
         architecture = f"Eagle3{architecture}"
     return ARCHITECTURES.get(architecture)

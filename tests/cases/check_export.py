@@ -10,7 +10,7 @@ import torch
 from eagle3_kimi.drafter.export_check import find_faults
 from eagle3_kimi.drafter.faults import Fault, FaultName, verdict_of
 from eagle3_kimi.drafter.folder import TensorFacts
-from eagle3_kimi.drafter.layer_ids import find_layer_id_faults, number_for_engine
+from eagle3_kimi.drafter.layer_ids import find_layer_id_faults, number_for_engine, write_layer_ids
 from eagle3_kimi.drafter.loading import ENGINES
 from eagle3_kimi.drafter.vocab import find_vocab_map_faults
 from eagle3_kimi.errors import DataError
@@ -21,7 +21,7 @@ _TARGET_KEYS = {
     "num_hidden_layers": ("target_num_layers", "target_num_hidden_layers", "target_layers", "num_layers"),
     "max_position_embeddings": ("target_max_position", "target_max_position_embeddings", "target_context"),
     "rope_theta": ("target_rope_theta",),
-    "rope_scaling": ("target_rope_scaling",),
+    "rope_scaling": ("target_rope_scaling", "target_rope"),
     "rope_parameters": ("target_rope_parameters",),
 }
 """What a case may call a key of the target's configuration."""
@@ -60,10 +60,8 @@ def _judge(given: Mapping[str, Any], context: Mapping[str, Any]) -> tuple[list[F
     if trained and engine is not None:
         came["ids"] = number_for_engine(trained, engine)
     if trained and "config" not in given:
-        written = {"eagle_aux_hidden_state_layer_ids": list(trained)}
-        by_output = number_for_engine(trained, "sglang") if "sglang" in engines else None
-        config = {**written, "eagle_config": {"eagle_aux_hidden_state_layer_ids": by_output}}
-        faults += find_layer_id_faults(config, engines, num_layers=target.get("num_hidden_layers"), trained=trained)
+        written = write_layer_ids(trained)
+        faults += find_layer_id_faults(written, engines, num_layers=target.get("num_hidden_layers"), trained=trained)
     if "config" in given:
         tensors = _read_tensors(given)
         faults += find_faults(given["config"], tensors, target=target, engines=engines, trained_layer_ids=trained)
@@ -92,7 +90,10 @@ def _read_tensors(given: Mapping[str, Any]) -> dict[str, TensorFacts] | None:
     if tensors is None and dtype is None:
         return None
     if tensors is None:
-        tensors = ["fc.weight", "midlayer.self_attn.q_proj.weight", "norm.weight", "lm_head.weight", "d2t", "t2d"]
+        config = given["config"]
+        reduced = config.get("draft_vocab_size") != config.get("vocab_size")
+        tensors = ["fc.weight", "midlayer.self_attn.q_proj.weight", "norm.weight", "lm_head.weight"]
+        tensors += ["d2t", "t2d"] if reduced else []
     names = list(tensors)
     for prefix in ("midlayer.", "layers.0."):
         if any(name.startswith(prefix) for name in names):
