@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from eagle3_kimi.commands import drafter
 from eagle3_kimi.errors import Eagle3KimiError, UsageError
 
 KIMI = "moonshotai/Kimi-K2.5"
@@ -164,3 +165,12 @@ def audit(
         report = run_audit(paths, out, quarantine, min_complete, context=context, progress=progress)
     typer.echo(render(report))
     raise SystemExit(0 if report.passed else 1)
+
+
+app.command(epilog="Example: eagle3-kimi export runs/drafter -o kimi-k2.5-drafter")(drafter.export)
+app.command(epilog="Example: eagle3-kimi export-check kimi-k2.5-drafter --target moonshotai/Kimi-K2.5")(
+    drafter.export_check
+)
+app.command(epilog="Example: eagle3-kimi convert specforge-drafter -o drafter --target moonshotai/Kimi-K2.5")(
+    drafter.convert
+)

@@ -117,3 +117,12 @@ def read_rope(config: Mapping[str, Any]) -> tuple[float, dict[str, Any] | None]:
     kind = values.pop("rope_type", None) or values.get("type") or "default"
     values.pop("type", None)
     return theta, None if kind == "default" else {"rope_type": kind, **values}
+
+
+def write_rope(theta: float, scaling: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Theta and scaling in both schemas: what `read_rope` reads, for readers of either."""
+    return {
+        "rope_theta": theta,
+        "rope_scaling": None if scaling is None else {**scaling, "type": scaling["rope_type"]},
+        "rope_parameters": {"rope_theta": theta, **(scaling or {"rope_type": "default"})},
+    }

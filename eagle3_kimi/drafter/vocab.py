@@ -19,6 +19,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from eagle3_kimi.drafter.faults import Fault, FaultName
 from eagle3_kimi.errors import DataError
 
 
@@ -129,12 +130,39 @@ def check_vocab_map(d2t: Tensor, t2d: Tensor) -> None:
     """Refuses offsets and mask that do not name the same ids.
 
     Raises:
-        DataError: an id is out of range or repeated, or the two disagree.
+        DataError: see `find_vocab_map_faults`.
     """
-    ids = d2t + torch.arange(len(d2t))
-    if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < len(t2d):
-        raise DataError(f"d2t leads outside the target's vocabulary of {len(t2d)} (d2t holds offsets, not ids)")
+    for fault in find_vocab_map_faults(d2t, t2d, vocab_size=len(t2d)):
+        raise DataError(fault.sentence)
+
+
+def find_vocab_map_faults(d2t: Tensor, t2d: Tensor | None, *, vocab_size: int) -> list[Fault]:
+    """Whether offsets and mask say the same, and the offsets are offsets.
+
+    Args:
+        d2t: integers [D]: target id of draft id i is i + d2t[i].
+        t2d: mask [V], or None where a trainer writes none (no engine reads it).
+        vocab_size: V.
+    """
+    ids = d2t.long() + torch.arange(len(d2t))
+    mask = None if t2d is None else t2d.bool()
+    if _name_same_ids(ids, mask, vocab_size):
+        return []
+    if _name_same_ids(d2t.long(), mask, vocab_size):
+        sentence = "d2t holds target ids; engines add each entry to its index, so it must hold offsets (id - index)"
+        return [Fault(FaultName.D2T_HOLDS_IDS, sentence)]
+    if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < vocab_size:
+        sentence = f"d2t leads to target ids {int(ids.min())}..{int(ids.max())}, outside 0..{vocab_size - 1}"
+        return [Fault(FaultName.D2T_OUT_OF_RANGE, sentence)]
     if len(ids.unique()) != len(ids):
-        raise DataError("d2t maps two draft ids to one target id")
-    if not torch.equal(ids.sort().values, t2d.nonzero()[:, 0]):
-        raise DataError(f"d2t and t2d disagree: d2t names {len(ids)} ids, t2d {int(t2d.sum())}, and not the same ones")
+        return [Fault(FaultName.D2T_REPEATS, "d2t maps two draft ids to one target id")]
+    count = int(mask.sum()) if mask is not None else 0
+    sentence = f"d2t and t2d disagree: d2t names {len(ids)} ids, t2d {count}, and not the same ones"
+    return [Fault(FaultName.D2T_T2D_DISAGREE, sentence)]
+
+
+def _name_same_ids(ids: Tensor, mask: Tensor | None, vocab_size: int) -> bool:
+    inside = bool(((ids >= 0) & (ids < vocab_size)).all())
+    if not inside or len(ids.unique()) != len(ids):
+        return False
+    return mask is None or (len(mask) == vocab_size and torch.equal(ids.sort().values, mask.nonzero()[:, 0]))

@@ -76,7 +76,7 @@ class DraftChain:
 
 
 def load_draft_model(path: Path, target: Target, *, dtype: torch.dtype = torch.float32) -> DraftModel:
-    """An exported drafter with the target's embedding, in evaluation mode on the CPU."""
+    """An exported drafter with its own or the target's embedding, in evaluation mode on the CPU."""
     values = json.loads((path / "config.json").read_text(encoding="utf-8"))
     theta, scaling = read_rope(values)
     config = DrafterConfig(
@@ -95,8 +95,10 @@ def load_draft_model(path: Path, target: Target, *, dtype: torch.dtype = torch.f
         rope_scaling=scaling,
     )
     model = DraftModel(config).to(dtype)
-    model.load_state_dict(load_file(path / "model.safetensors"))
-    model.embed_tokens = target.read_tensor("embed_tokens").to(dtype)
+    tensors = load_file(path / "model.safetensors")
+    own_embedding = tensors.pop("embed_tokens.weight", None)
+    model.load_state_dict(tensors)
+    model.embed_tokens = (target.read_tensor("embed_tokens") if own_embedding is None else own_embedding).to(dtype)
     return model.eval()
 
 

@@ -19,9 +19,10 @@ def run(request: AcceptanceRequest) -> AcceptanceReport:
         request.target, revision=request.target_revision, trust_remote_code=request.trust_remote_code
     )
     if request.drafter is not None:
-        from eagle3_kimi.drafter.export import check_export
+        from eagle3_kimi.drafter.export_check import check_export
+        from eagle3_kimi.drafter.loading import ENGINES
 
-        check_export(Path(request.drafter), target)
+        check_export(Path(request.drafter), target, engines=("vllm",) if request.engine == "vllm" else ENGINES)
     if request.engine == "vllm":
         from eagle3_kimi.evaluation.served import serve
 

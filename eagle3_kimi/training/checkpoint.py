@@ -5,17 +5,23 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from accelerate import Accelerator
 
 from eagle3_kimi.errors import UsageError
 
-_STATE_NAME = "trainer_state.json"
+STATE_NAME = "trainer_state.json"
 
 
-def save_checkpoint(accelerator: Accelerator, folder: Path, *, step: int, identity: str, keep: int) -> None:
+def save_checkpoint(
+    accelerator: Accelerator, folder: Path, *, step: int, identity: str, keep: int, origin: Mapping[str, Any]
+) -> None:
     """Saves `folder`/step-NNNNNN with `Accelerator.save_state` and deletes all but the newest `keep`.
+
+    `origin` says what an export needs to know: target, its revision, and the drafter's configuration.
 
     The optimizer state is in the format of Accelerate; reading it back goes through `torch.load(weights_only=True)`.
     """
@@ -27,7 +33,8 @@ def save_checkpoint(accelerator: Accelerator, folder: Path, *, step: int, identi
     accelerator.save_state(str(temporary))
     accelerator.wait_for_everyone()
     if accelerator.is_main_process:
-        (temporary / _STATE_NAME).write_text(json.dumps({"step": step, "identity": identity}), encoding="utf-8")
+        state = {"step": step, "identity": identity, **origin}
+        (temporary / STATE_NAME).write_text(json.dumps(state), encoding="utf-8")
         shutil.rmtree(final, ignore_errors=True)
         os.replace(temporary, final)
         for old in sorted(folder.glob("step-*"))[:-keep]:
@@ -44,7 +51,7 @@ def load_checkpoint(accelerator: Accelerator, folder: Path, *, identity: str) ->
     found = sorted(folder.glob("step-*"))
     if not found:
         return 0
-    state = json.loads((found[-1] / _STATE_NAME).read_text(encoding="utf-8"))
+    state = json.loads((found[-1] / STATE_NAME).read_text(encoding="utf-8"))
     if state["identity"] != identity:
         raise UsageError(
             f"{found[-1]} belongs to a run with other data, target or settings, so the loss curve would jump; give "

@@ -7,6 +7,7 @@ import json
 import logging
 import math
 from collections.abc import Iterator
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -118,7 +119,12 @@ class _Run:
                 log.write_evaluation(step, self.evaluate())
             if saving:
                 save_checkpoint(
-                    self.accelerator, checkpoints, step=step, identity=self.identity, keep=config.keep_checkpoints
+                    self.accelerator,
+                    checkpoints,
+                    step=step,
+                    identity=self.identity,
+                    keep=config.keep_checkpoints,
+                    origin=self._describe_origin(),
                 )
         held_out = self.evaluate()
         log.write_evaluation(len(self.plan), held_out)
@@ -178,6 +184,10 @@ class _Run:
         )
         loader: DataLoader[PackedBatch] = DataLoader(dataset, batch_size=None, num_workers=self.config.num_workers)
         return loader, [len(parts) for parts in dealt]
+
+    def _describe_origin(self) -> dict[str, Any]:
+        target = {"target": self.target.name, "target_revision": self.target.revision}
+        return {**target, "drafter": asdict(self.drafter_config)}
 
     def _export(self) -> None:
         state = self.accelerator.get_state_dict(self.model)

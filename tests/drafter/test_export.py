@@ -4,38 +4,40 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from eagle3_kimi.drafter.config import DrafterConfig, default_aux_layer_ids
-from eagle3_kimi.drafter.export import build_export_config, check_export, export_drafter
+from eagle3_kimi.drafter.export import build_export_config, export_drafter, write_drafter
+from eagle3_kimi.drafter.export_check import check_export
 from eagle3_kimi.drafter.model import DraftModel
-from eagle3_kimi.drafter.vocab import build_vocab_map
 from eagle3_kimi.errors import DataError
 from eagle3_kimi.target import Target
-from tests.training.toy import AUX, HIDDEN, VOCAB, ToyTarget
+from tests.training.toy import AUX, VOCAB
 
-
-@pytest.fixture
-def target(tmp_path: Path) -> Target:
-    return ToyTarget().save(tmp_path / "target")
-
-
-def build_drafter(target: Target, draft_vocab_size: int) -> DraftModel:
-    model = DraftModel(DrafterConfig.for_target(target.config, draft_vocab_size=draft_vocab_size, aux_layer_ids=AUX))
-    if draft_vocab_size < VOCAB:
-        vocab_map = build_vocab_map(torch.arange(VOCAB), draft_vocab_size=draft_vocab_size)
-        model.d2t.copy_(vocab_map.d2t)
-        model.t2d.copy_(vocab_map.t2d)
-    return model
+KIMI_TEXT_CONFIG = {
+    "hidden_size": 7168,
+    "vocab_size": 163840,
+    "num_hidden_layers": 61,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 64,
+    "kv_lora_rank": 512,
+    "v_head_dim": 128,
+    "intermediate_size": 18432,
+    "max_position_embeddings": 262144,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 50000.0,
+    "rope_scaling": {"type": "yarn", "factor": 64.0, "original_max_position_embeddings": 4096},
+}
 
 
 @pytest.mark.parametrize("draft_vocab_size", [12, VOCAB])
-def test_round_trip(target: Target, tmp_path: Path, draft_vocab_size: int) -> None:
-    model = build_drafter(target, draft_vocab_size)
+def test_round_trip(
+    target: Target, build_drafter: Callable[[int], DraftModel], tmp_path: Path, draft_vocab_size: int
+) -> None:
+    model = build_drafter(draft_vocab_size)
     export_drafter(model, tmp_path / "drafter", target=target)
 
     written = load_file(tmp_path / "drafter" / "model.safetensors")
@@ -70,22 +72,6 @@ def test_default_aux_layer_ids() -> None:
         DrafterConfig.for_target(KIMI_TEXT_CONFIG, draft_vocab_size=32000, aux_layer_ids=(2, 30, 99))
 
 
-KIMI_TEXT_CONFIG = {
-    "hidden_size": 7168,
-    "vocab_size": 163840,
-    "num_hidden_layers": 61,
-    "num_attention_heads": 64,
-    "num_key_value_heads": 64,
-    "kv_lora_rank": 512,
-    "v_head_dim": 128,
-    "intermediate_size": 18432,
-    "max_position_embeddings": 262144,
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 50000.0,
-    "rope_scaling": {"type": "yarn", "factor": 64.0, "original_max_position_embeddings": 4096},
-}
-
-
 def test_drafter_of_an_mla_target() -> None:
     config = DrafterConfig.for_target(KIMI_TEXT_CONFIG, draft_vocab_size=32000)
 
@@ -94,37 +80,32 @@ def test_drafter_of_an_mla_target() -> None:
     assert (config.rope_theta, config.rope_scaling, config.max_position_embeddings) == (50000.0, None, 262144)
 
 
-def _set(key: str, value: Any) -> Callable[[dict, dict], object]:
-    return lambda config, tensors: config.__setitem__(key, value)
+def test_the_speculators_layout_holds_the_same_drafter(
+    target: Target, build_drafter: Callable[[int], DraftModel], exported: Path, tmp_path: Path
+) -> None:
+    model = build_drafter(12)
+    write_drafter(model.config, model.state_dict(), tmp_path / "spec", target=target, format="speculators")
+
+    ours, theirs = (load_file(folder / "model.safetensors") for folder in (exported, tmp_path / "spec"))
+    assert {name.replace("layers.0.", "midlayer.") for name in theirs} == set(ours)
+    assert all(torch.equal(theirs[name.replace("midlayer.", "layers.0.")], ours[name]) for name in ours)
+    config = json.loads((tmp_path / "spec" / "config.json").read_text())
+    assert config["eagle_aux_hidden_state_layer_ids"] == list(AUX)
+    assert config["norm_before_residual"] is False  # vLLM's default is true
+    assert config["speculators_config"]["verifier"]["name_or_path"] == target.name
+    check_export(tmp_path / "spec", target, engines=("vllm",))
+    with pytest.raises(DataError, match="layout_unknown_to_engine: SGLang does not read"):
+        check_export(tmp_path / "spec", target)
 
 
-FAULTS: list[tuple[Callable[[dict, dict], object], str]] = [
-    (lambda config, tensors: tensors.pop("lm_head.weight"), "lm_head.weight is missing"),
-    (lambda config, tensors: tensors.pop("d2t"), "d2t is missing"),
-    (lambda config, tensors: tensors.update(extra=torch.zeros(1)), "extra is not a name"),
-    (lambda config, tensors: tensors.update({"fc.weight": torch.zeros(HIDDEN, HIDDEN)}), "fc.weight is"),
-    (lambda config, tensors: tensors["norm.weight"].fill_(torch.nan), "NaN"),
-    (lambda config, tensors: tensors["d2t"].zero_(), "disagree"),
-    (lambda config, tensors: config.pop("draft_vocab_size"), "lacks draft_vocab_size"),
-    (lambda config, tensors: config.pop("target_hidden_size"), "lacks target_hidden_size"),
-    (_set("architectures", ["Qwen3ForCausalLM"]), "architectures"),
-    (_set("max_position_embeddings", 32), "shorter than the target's"),
-    (_set("eagle_aux_hidden_state_layer_ids", [0, 1, 2]), "do not name the same layers"),
-    (_set("torch_dtype", "bfloat16"), "expected torch.bfloat16"),
-    (_set("rope_parameters", {"rope_theta": 1e6, "rope_type": "default"}), "rope_theta is 1000000.0"),
-    (_set("rope_parameters", {"rope_theta": 1e4, "rope_type": "yarn", "factor": 2.0}), "older readers"),
-]
-
-
-@pytest.mark.parametrize(("break_it", "match"), FAULTS, ids=[match for _, match in FAULTS])
-def test_faults_are_named(target: Target, tmp_path: Path, break_it: Callable[[dict, dict], object], match: str) -> None:
-    folder = tmp_path / "drafter"
-    export_drafter(build_drafter(target, 12), folder, target=target)
-    config, tensors = json.loads((folder / "config.json").read_text()), load_file(folder / "model.safetensors")
-    check_export(folder, target)
-
-    break_it(config, tensors)
-    (folder / "config.json").write_text(json.dumps(config))
-    save_file(tensors, folder / "model.safetensors")
-    with pytest.raises(DataError, match=match):
-        check_export(folder, target)
+def test_what_would_not_serve_does_not_replace_what_does(
+    target: Target, build_drafter: Callable[[int], DraftModel], exported: Path
+) -> None:
+    model = build_drafter(12)
+    before = (exported / "model.safetensors").read_bytes()
+    tensors = model.state_dict()
+    tensors["norm.weight"] = torch.full_like(tensors["norm.weight"], torch.nan)
+    with pytest.raises(DataError, match=r"not_finite: norm\.weight holds NaN"):
+        write_drafter(model.config, tensors, exported, target=target)
+    assert (exported / "model.safetensors").read_bytes() == before
+    assert sorted(path.name for path in exported.parent.iterdir()) == ["drafter", "target"]

@@ -39,7 +39,7 @@ def test_forced_ids_must_fit() -> None:
     ("d2t", "true_ids", "match"),
     [
         ([0, 0, 0, 0], [0, 3, 4, 9], "disagree"),  # the first D ids, as an engine assumes without a map
-        ([0, 3, 4, 9], [0, 3, 4, 9], "outside"),  # ids instead of offsets: 3 + 9 is past the end
+        ([0, 3, 4, 9], [0, 3, 4, 9], "target ids"),  # ids instead of offsets: 3 + 9 is past the end
         ([1, 0, 2, 2], [1, 4, 5], "two draft ids"),
         ([0, 2, 2, 6], [0, 3, 4], "disagree"),
     ],

@@ -20,8 +20,9 @@ from safetensors.torch import load_file
 from eagle3_kimi.errors import DataError, UsageError
 from eagle3_kimi.target import Target
 from eagle3_kimi.training.config import TrainConfig
+from eagle3_kimi.training.exporting import export_checkpoint
 from eagle3_kimi.training.trainer import compute_learning_rate, train_drafter
-from tests.training.toy import write_toy_run
+from tests.training.toy import ToyTarget, write_toy_run
 
 ROOT = Path(__file__).parents[2]
 ENVIRONMENT = {
@@ -144,6 +145,34 @@ def test_another_run_does_not_resume_here(toy: tuple[Target, Path], reference: P
     shutil.copytree(reference / "checkpoints", tmp_path / "run" / "checkpoints")
     with pytest.raises(UsageError, match="belongs to a run with other data"):
         train_drafter(build_config(toy, tmp_path / "run", learning_rate=1e-3))
+
+
+def test_a_checkpoint_exports_what_the_run_exported(toy: tuple[Target, Path], reference: Path, tmp_path: Path) -> None:
+    """Without the run's store and settings, and the same from the whole file that FSDP saves."""
+    step = tmp_path / "step-000009"
+    shutil.copytree(reference / "checkpoints" / step.name, step)
+    assert export_checkpoint(reference, tmp_path / "newest").name == step.name
+    assert export_checkpoint(step, tmp_path / "one") == step
+    torch.save(load_file(step / "model.safetensors"), step / "pytorch_model_fsdp.bin")
+    (step / "model.safetensors").unlink()
+    export_checkpoint(step, tmp_path / "whole", target=str(toy[0].path))
+    for folder in ("newest", "one", "whole"):
+        for file in ("config.json", "model.safetensors"):
+            assert (tmp_path / folder / file).read_bytes() == (reference / "export" / file).read_bytes()
+    export_checkpoint(step, tmp_path / "spec", format="speculators")
+    assert "layers.0.hidden_norm.weight" in load_file(tmp_path / "spec" / "model.safetensors")
+
+
+def test_a_checkpoint_that_cannot_be_exported(toy: tuple[Target, Path], reference: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="is no checkpoint"):
+        export_checkpoint(tmp_path, tmp_path / "out")
+    other = ToyTarget(seed=1).save(tmp_path / "other")
+    with pytest.raises(DataError, match="was trained for"):
+        export_checkpoint(reference, tmp_path / "out", target=str(other.path))
+    shutil.copytree(reference / "checkpoints" / "step-000009", tmp_path / "step-000009")
+    (tmp_path / "step-000009" / "model.safetensors").unlink()
+    with pytest.raises(DataError, match="FULL_STATE_DICT"):
+        export_checkpoint(tmp_path, tmp_path / "out")
 
 
 def test_no_steps_export_the_untrained_drafter(toy: tuple[Target, Path], tmp_path: Path) -> None:
