@@ -27,7 +27,7 @@ def render_card(template: str, data: CardData, label: Mapping[str, Any], **value
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
-        autoescape=False,  # noqa: S701 - Markdown
+        autoescape=False,  # Markdown
     )
     body = environment.get_template(template).render(label=label, **values)
     return str(RepoCard(f"---\n{data.to_yaml()}\n---\n\n{body}"))
@@ -69,8 +69,8 @@ def check_same_label(
     if differing:
         name = differing[0]
         raise DataError(
-            f"{repo_id} holds {name} {theirs.get(name)!r}, this push has {mine.get(name)!r}; versions of one repository "
-            "are alike: give another repository"
+            f"{repo_id} holds {name} {theirs.get(name)!r}, this push has {mine.get(name)!r}; versions of one "
+            "repository are alike: give another repository"
         )
 
 

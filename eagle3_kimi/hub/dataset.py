@@ -14,11 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from datasets import Dataset, DatasetDict, load_from_disk
+from datasets import Dataset, DatasetDict, Features, load_from_disk
 from huggingface_hub import DatasetCard, DatasetCardData
 
 from eagle3_kimi.errors import DataError, UsageError
-from eagle3_kimi.features import build_features, build_quarantine_features
 from eagle3_kimi.hub.cards import CARD_NAME, check_label, check_no_loading_script, render_card
 from eagle3_kimi.hub.dataset_summary import summarise_samples
 from eagle3_kimi.hub.repository import Published, Repository
@@ -60,14 +59,12 @@ def push_dataset(
     configs = open_samples(path)
     validate(configs["complete"])
     label = {"kind": "dataset", "schema_version": SCHEMA_VERSION}
-    columns = {name: splits["train" if "train" in splits else "validation"].column_names
-               for name, splits in configs.items() if splits}  # fmt: skip
     repository = Repository(repo_id, "dataset")
     head = None
     if dry_run is None:
         head = repository.begin_push(label, tag, private=private)
         if head.card is not None:
-            check_columns(head.card, columns)
+            check_features(head.card, features_of(configs))
     with staging_folder(dry_run) as folder:
         for name, splits in configs.items():
             write_parquet(splits, folder / name)
@@ -145,20 +142,24 @@ def read_version(folder: Path, scratch: Path, *, repo_id: str, tag: str) -> dict
     card = card_file.read_text(encoding="utf-8") if card_file.is_file() else None
     check_label(repo_id, tag, card, kind="dataset", schema_version=SCHEMA_VERSION)
     configs = {name: _load_parquet(files[name], scratch / name) for name in CONFIGS}
-    found = {name: next(iter(splits.values())).column_names for name, splits in configs.items() if splits}
-    check_columns(str(card), found)
+    check_features(str(card), features_of(configs))
     if not configs["complete"]:
         raise DataError(f"{repo_id} {tag} holds no complete samples")
     validate(configs["complete"])
     return configs
 
 
-def check_columns(card: str, columns: Mapping[str, Sequence[str]]) -> None:
-    """The card's features must be those of the files: `datasets` believes the card and then fails on the files.
+def features_of(configs: Mapping[str, DatasetDict]) -> dict[str, Features]:
+    """Configuration -> features, where there are rows."""
+    return {name: next(iter(splits.values())).features for name, splits in configs.items() if splits}
+
+
+def check_features(card: str, features: Mapping[str, Features]) -> None:
+    """The card's features must be those of the files: `datasets` believes the card, and then fails on the files.
 
     Args:
         card: text of the card.
-        columns: configuration -> columns of its files.
+        features: configuration -> features of its files.
 
     Raises:
         DataError: naming the columns that differ.
@@ -166,9 +167,10 @@ def check_columns(card: str, columns: Mapping[str, Sequence[str]]) -> None:
     described = DatasetCard(card, ignore_metadata_errors=True).data.get("dataset_info") or []
     for info in [described] if isinstance(described, dict) else described:
         name = info.get("config_name", "default")
-        told = {feature["name"] for feature in info.get("features") or ()}
-        if name in columns and told != set(columns[name]):
-            differing = sorted(told ^ set(columns[name]))
+        told = Features._from_yaml_list(info.get("features") or [])
+        came = features.get(name, told)
+        differing = sorted(column for column in {**told, **came} if told.get(column) != came.get(column))
+        if differing:
             raise DataError(
                 f"the card describes other columns of {name} than the files have (differing: {', '.join(differing)}); "
                 "push the data with the card of its own, into a repository of this schema"
@@ -179,7 +181,7 @@ def build_card(
     configs: Mapping[str, DatasetDict], label: Mapping[str, Any], *, repo_id: str, tag: str, licence: str | None
 ) -> str:
     """The card, with configurations and features in its YAML."""
-    features = {"complete": build_features(), "quarantine": build_quarantine_features()}
+    features = features_of(configs)
     filled = {name: splits for name, splits in configs.items() if splits}
     data = DatasetCardData(
         license=licence,
@@ -194,7 +196,7 @@ def build_card(
             }
             for name, splits in filled.items()
         ],
-        dataset_info=[{"config_name": name, "features": features[name]._to_yaml_list()} for name in filled],
+        dataset_info=[{"config_name": name, "features": found._to_yaml_list()} for name, found in features.items()],
     )
     summary = summarise_samples(configs["complete"], configs["quarantine"])
     return render_card("dataset.md.jinja", data, label, repo_id=repo_id, tag=tag, licence=licence, **summary)

@@ -1,6 +1,6 @@
 """Runs several `eagle3-kimi` commands in one process, since each start costs seconds; prints what each answered.
 
-    python -m tests.hub.child '[["push", "dataset", ...], ["pull", ...]]'
+python -m tests.hub.child '[["push", "dataset", ...], ["pull", ...]]'
 """
 
 from __future__ import annotations
@@ -27,4 +27,4 @@ def run(arguments: list[str]) -> tuple[int, str]:
 
 
 if __name__ == "__main__":
-    print(json.dumps([run(arguments) for arguments in json.loads(sys.argv[1])]))
+    sys.stdout.write(json.dumps([run(arguments) for arguments in json.loads(sys.argv[1])]))

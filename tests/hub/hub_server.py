@@ -1,7 +1,7 @@
 """A Hub on loopback: what `huggingface_hub` asks of one, over HTTP.
 
-    with running() as hub:
-        ...  # a child process with hub.environment(home) pushes and pulls
+with running() as hub:
+    ...  # a child process with hub.environment(home) pushes and pulls
 """
 
 from __future__ import annotations
@@ -150,9 +150,7 @@ class HubRequests(BaseHTTPRequestHandler):
             path, known = given["path"], files.get(given["path"])
             large = is_large(path, given["size"], base64.b64decode(given.get("sample") or ""))
             oid = known and (known.sha256 if known.large else known.oid)
-            modes.append(
-                {"path": path, "uploadMode": "lfs" if large else "regular", "shouldIgnore": False, "oid": oid}
-            )
+            modes.append({"path": path, "uploadMode": "lfs" if large else "regular", "shouldIgnore": False, "oid": oid})
         self.reply({"files": modes})
 
     def make_commit(self, kind: str, repo_id: str, revision: str) -> None:

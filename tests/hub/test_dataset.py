@@ -9,11 +9,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from datasets import Dataset, DatasetDict, load_from_disk
+from datasets import Dataset, DatasetDict, Features, Value, load_from_disk
 
 from eagle3_kimi.errors import DataError, UsageError
 from eagle3_kimi.features import build_features
-from eagle3_kimi.hub.dataset import check_columns, push_dataset, read_version
+from eagle3_kimi.hub.dataset import check_features, push_dataset, read_version
 from tests.hub.client import Client
 from tests.hub.hub_state import TOKEN, Blob, Hub
 from tests.rows import complete_row
@@ -182,7 +182,9 @@ def test_a_version_that_is_not_what_its_card_says(
 
 
 def test_a_card_of_other_columns_is_refused() -> None:
-    card = "---\ndataset_info:\n  config_name: complete\n  features:\n  - name: prompt\n    dtype: string\n---\n"
-    check_columns(card, {"complete": ["prompt"], "quarantine": ["id"]})
-    with pytest.raises(DataError, match="other columns of complete"):
-        check_columns(card, {"complete": list(build_features())})
+    card = "---\ndataset_info:\n  config_name: complete\n  features:\n  - name: id\n    dtype: string\n---\n"
+    text = Features({"id": Value("string")})
+    check_features(card, {"complete": text, "quarantine": build_features()})
+    for features in (build_features(), Features({"id": Value("int64")})):
+        with pytest.raises(DataError, match="other columns of complete"):
+            check_features(card, {"complete": features})
