@@ -17,8 +17,11 @@ Eight GPUs, Kimi-K2.5:
 
 from __future__ import annotations
 
-from eagle3_kimi.hub.after_run import ExtractAndPush, extract_and_push
+from eagle3_kimi.hidden_states.config import ExtractConfig
+from eagle3_kimi.hub.after_run import PushOptions, extract_and_push
 from eagle3_kimi.launched import run_launched
 
 if __name__ == "__main__":
-    run_launched(ExtractAndPush, extract_and_push, "Extracts hidden states into a store; flags win over the file.")
+    run_launched(
+        (ExtractConfig, PushOptions), extract_and_push, "Extracts hidden states into a store; flags win over the file."
+    )

@@ -15,8 +15,9 @@ Eight GPUs, Kimi-K2.5:
 
 from __future__ import annotations
 
-from eagle3_kimi.hub.after_run import TrainAndPush, train_and_push
+from eagle3_kimi.hub.after_run import PushOptions, train_and_push
 from eagle3_kimi.launched import run_launched
+from eagle3_kimi.training.config import TrainConfig
 
 if __name__ == "__main__":
-    run_launched(TrainAndPush, train_and_push, "Trains an EAGLE-3 drafter; flags win over the file.")
+    run_launched((TrainConfig, PushOptions), train_and_push, "Trains an EAGLE-3 drafter; flags win over the file.")

@@ -7,16 +7,13 @@ from __future__ import annotations
 
 import logging
 import os
-from dataclasses import dataclass, fields
-from typing import Any, TypeVar
+from dataclasses import dataclass
 
 from eagle3_kimi.hidden_states.config import ExtractConfig
 from eagle3_kimi.hub.repository import check_destination
 from eagle3_kimi.training.config import TrainConfig
 
 logger = logging.getLogger(__name__)
-
-_Config = TypeVar("_Config")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,49 +28,34 @@ class PushOptions:
     """Create the repository for everyone to see."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class ExtractAndPush(PushOptions, ExtractConfig):
-    """An extraction, and where its store goes."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainAndPush(PushOptions, TrainConfig):
-    """A training run, and where its drafter goes."""
-
-
-def extract_and_push(config: ExtractAndPush) -> None:
+def extract_and_push(config: ExtractConfig, push: PushOptions) -> None:
     """`extract_hidden_states`, then the store to the Hub."""
     from eagle3_kimi.hidden_states.extract import extract_hidden_states
     from eagle3_kimi.hub.features import push_features
 
     if is_main_process():
-        check_destination(config.push_to, config.tag, "dataset")
-    extract_hidden_states(_part(config, ExtractConfig))
-    if config.push_to and config.tag and is_main_process():
-        logger.info("%s", push_features(config.output, config.push_to, tag=config.tag, private=not config.public))
+        check_destination(push.push_to, push.tag, "dataset")
+    extract_hidden_states(config)
+    if push.push_to and push.tag and is_main_process():
+        logger.info("%s", push_features(config.output, push.push_to, tag=push.tag, private=not push.public))
 
 
-def train_and_push(config: TrainAndPush) -> None:
+def train_and_push(config: TrainConfig, push: PushOptions) -> None:
     """`train_drafter`, then the exported drafter to the Hub."""
     from eagle3_kimi.hub.drafter import push_drafter
     from eagle3_kimi.target import resolve_target
     from eagle3_kimi.training.trainer import train_drafter
 
     if is_main_process():
-        check_destination(config.push_to, config.tag, "model")
-    train_drafter(_part(config, TrainConfig))
-    if config.push_to and config.tag and is_main_process():
+        check_destination(push.push_to, push.tag, "model")
+    train_drafter(config)
+    if push.push_to and push.tag and is_main_process():
         target = resolve_target(config.target, trust_remote_code=config.trust_remote_code)
         drafter = config.output / "export"
-        published = push_drafter(drafter, config.push_to, tag=config.tag, target=target, private=not config.public)
+        published = push_drafter(drafter, push.push_to, tag=push.tag, target=target, private=not push.public)
         logger.info("%s", published)
 
 
 def is_main_process() -> bool:
     """By the launcher's own variable: before the run no group is joined yet, after it none may be needed."""
     return int(os.environ.get("RANK", "0")) == 0
-
-
-def _part(config: Any, kind: type[_Config]) -> _Config:
-    """The stage's own configuration: where a result is pushed decides nothing about it."""
-    return kind(**{item.name: getattr(config, item.name) for item in fields(kind)})  # type: ignore[arg-type]
