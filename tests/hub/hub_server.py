@@ -9,14 +9,17 @@ from __future__ import annotations
 import base64
 import json
 import re
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from tests.hub.hub_state import TOKEN, Hub, HubRefusal, Repo, is_large
+from tests.hub.xet_store import XetStore
 
 _KIND, _REPO, _REVISION = "(models|datasets)", "([^/]+/[^/]+)", "([^/]+)"
 
@@ -177,6 +180,10 @@ class HubRequests(BaseHTTPRequestHandler):
             objects.append(answer)
         self.reply({"transfer": "basic", "objects": objects})
 
+    def xet_token(self, kind: str, repo_id: str, revision: str) -> None:
+        self.find(kind, repo_id)
+        self.reply({"casUrl": self.hub.xet.open_session(), "accessToken": "t", "exp": 2**40})
+
     def lfs_put(self, sha256: str) -> None:
         self.hub.receive(sha256, self.body)
         self.reply({})
@@ -205,6 +212,7 @@ ROUTES: list[Route] = [
     (("POST",), f"/api/{_KIND}/{_REPO}/preupload/{_REVISION}", HubRequests.preupload),
     (("POST",), f"/api/{_KIND}/{_REPO}/commit/{_REVISION}", HubRequests.make_commit),
     (("POST",), f"/api/{_KIND}/{_REPO}/tag/{_REVISION}", HubRequests.make_tag),
+    (("GET",), f"/api/{_KIND}/{_REPO}/xet-write-token/{_REVISION}", HubRequests.xet_token),
     (("GET",), f"/api/{_KIND}/{_REPO}", HubRequests.repo_info),
     (("POST",), rf"/(datasets/)?{_REPO}\.git/info/lfs/objects/batch", HubRequests.lfs_batch),
     (("PUT",), "/lfs/([0-9a-f]{64})", HubRequests.lfs_put),
@@ -215,9 +223,15 @@ ROUTES: list[Route] = [
 @contextmanager
 def running() -> Iterator[Hub]:
     """Serves until the block ends, on a free port."""
+    with tempfile.TemporaryDirectory(prefix="hub-") as folder, _serving(XetStore(Path(folder))) as hub:
+        yield hub
+
+
+@contextmanager
+def _serving(xet: XetStore) -> Iterator[Hub]:
     server = ThreadingHTTPServer(("127.0.0.1", 0), HubRequests)
     server.daemon_threads = True
-    hub = Hub(f"http://127.0.0.1:{server.server_port}")
+    hub = Hub(f"http://127.0.0.1:{server.server_port}", xet)
     server.hub = hub  # type: ignore[attr-defined]
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
     thread.start()

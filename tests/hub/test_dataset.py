@@ -71,8 +71,9 @@ def test_versions_stay_what_they_were(client: Client, samples: Samples, hub: Hub
     assert not any(TOKEN in finished.output for finished in [*pushed, *offline, unknown])
 
 
-def test_any_machine_loads_it_with_plain_types(client: Client, samples: Samples) -> None:
-    client.do(["push", "dataset", samples("first", "a", "b"), REPO, "--tag", "v1"])
+def test_any_machine_loads_what_xet_uploaded_with_plain_types(client: Client, samples: Samples, hub: Hub) -> None:
+    client.do(["push", "dataset", samples("first", "a", "b"), REPO, "--tag", "v1"], HF_HUB_DISABLE_XET="0")
+    assert hub.uploads == []  # not by LFS
     script = f"""import datasets, json
 complete = datasets.load_dataset({REPO!r}, revision="v1")
 refused = datasets.load_dataset({REPO!r}, "quarantine", revision="v1")
@@ -103,6 +104,22 @@ def test_a_killed_push_uploads_only_what_is_missing(client: Client, samples: Sam
     assert len(hub.uploads) == 3
     assert hub.uploads[:2] == before  # each file once
     assert list(hub.repos[KEY].tags) == ["v1"]
+
+
+def test_of_two_pushes_at_once_one_is_refused(client: Client, samples: Samples, hub: Hub) -> None:
+    hub.stall_at_upload = 0
+    push = ["--tag", "v1"]
+    with client.start(["push", "dataset", samples("first", "a", "b"), REPO, *push]) as slow:
+        assert hub.stalled.wait(60)
+        hub.stall_at_upload = None
+        client.do(["push", "dataset", samples("second", "c", "d", refused=0), REPO, *push])
+        hub.released.set()
+        ((code, output),) = json.loads(slow.communicate(timeout=60)[0])
+    assert code == 1
+    assert "another push to me/samples came in between" in output
+    repo = hub.repos[KEY]
+    assert repo.tags == {"v1": repo.branches["main"]}
+    assert len(repo.commits) == 2  # the empty one, and the second push's
 
 
 def test_what_is_refused(client: Client, samples: Samples, hub: Hub) -> None:
