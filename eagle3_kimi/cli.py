@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from eagle3_kimi.commands import drafter
+from eagle3_kimi.commands import drafter, hub
 from eagle3_kimi.errors import Eagle3KimiError, UsageError
 
 KIMI = "moonshotai/Kimi-K2.5"
@@ -117,14 +117,19 @@ def generate(
     max_model_len: Annotated[int | None, typer.Option(help="Longest prompt plus answer.")] = None,
     max_num_seqs: Annotated[int, typer.Option(help="Most sequences in one engine step.")] = 256,
     journal_dir: Annotated[Path | None, typer.Option(help="Where journals live; default: the cache folder.")] = None,
+    push_to: Annotated[str | None, typer.Option(metavar="REPO", help="Push the data set there; needs --tag.")] = None,
+    tag: Annotated[str | None, typer.Option(help="Name of the version that is pushed, such as v1.2.0.")] = None,
 ) -> None:
     """Generates reasoning-complete samples: the same journal and data set as `load_dataset("kimi_reasoning", ...)`."""
     options = dict(locals())
     import eagle3_kimi
     from eagle3_kimi.builders.loading import save_whole
+    from eagle3_kimi.hub.repository import check_destination
 
+    check_destination(push_to, tag, "dataset")
     files = [str(path) for path in options.pop("prompts")]
-    options.pop("output")
+    for name in ("output", "push_to", "tag"):
+        options.pop(name)
     options["journal_dir"] = str(journal_dir) if journal_dir else None
     samples = eagle3_kimi.load_dataset("kimi_reasoning", data_files=files, **options)
     refused = eagle3_kimi.load_dataset("kimi_reasoning", "quarantine", data_files=files, **options)
@@ -133,6 +138,8 @@ def generate(
     save_whole(refused, output / "quarantine")
     complete, rejected = sum(map(len, samples.values())), sum(map(len, refused.values()))
     typer.echo(f"{complete + rejected} turns = {complete} complete + {rejected} quarantined; data set in {output}")
+    if push_to and tag:
+        hub.push_dataset(output, push_to, tag)
 
 
 @app.command(epilog="Example: eagle3-kimi audit captured/*.jsonl.gz --out repaired.jsonl --quarantine refused.jsonl")
@@ -174,3 +181,5 @@ app.command(epilog="Example: eagle3-kimi export-check kimi-k2.5-drafter --target
 app.command(epilog="Example: eagle3-kimi convert specforge-drafter -o drafter --target moonshotai/Kimi-K2.5")(
     drafter.convert
 )
+app.add_typer(hub.push, name="push")
+app.add_typer(hub.pull, name="pull")

@@ -29,3 +29,7 @@ class DataError(Eagle3KimiError, ValueError):
 
 class RunStopped(Eagle3KimiError, RuntimeError):
     """A run stopped itself because going on would waste time; what was made is kept."""
+
+
+class HubError(Eagle3KimiError, RuntimeError):
+    """The Hub cannot be reached, or says no; what was uploaded stays."""

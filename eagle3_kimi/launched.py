@@ -5,15 +5,18 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any
+from dataclasses import fields
 
 from eagle3_kimi.errors import Eagle3KimiError
 
 
 def run_launched(
-    config_class: type, function: Callable[[Any], object], description: str, args: Sequence[str] | None = None
+    config_classes: type | tuple[type, ...],
+    function: Callable[..., object],
+    description: str,
+    args: Sequence[str] | None = None,
 ) -> None:
-    """Parses `--config FILE` and flags (which win) into `config_class` and calls `function` with it.
+    """Parses `--config FILE` and flags (which win) into the configuration classes and calls `function` with them.
 
     Options may be spelt with dashes or underscores. An unknown key or a wrong type ends with exit code 2, and so
     does a `UsageError`; any other error of this package with 1.
@@ -25,11 +28,13 @@ def run_launched(
     set_parsing_settings(docstring_parse_attribute_docstrings=True)  # --help shows the fields' docstrings
     parser = ArgumentParser(description=description)
     parser.add_argument("--config", action="config", help="YAML file of the options below")
-    parser.add_class_arguments(config_class)
+    classes = config_classes if isinstance(config_classes, tuple) else (config_classes,)
+    for config_class in classes:
+        parser.add_class_arguments(config_class)
     options = parser.parse_args([_spell(arg) for arg in (sys.argv[1:] if args is None else args)])
-    options.pop("config")
+    values = options.as_dict()
     try:
-        function(config_class(**options.as_dict()))
+        function(*(kind(**{item.name: values[item.name] for item in fields(kind)}) for kind in classes))
     except Eagle3KimiError as error:
         print(f"error: {error}", file=sys.stderr)  # noqa: T201
         raise SystemExit(error.exit_code) from error

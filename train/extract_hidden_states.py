@@ -11,12 +11,17 @@ Eight GPUs, Kimi-K2.5:
     accelerate launch --config_file accelerate_configs/8gpu.yaml train/extract_hidden_states.py \
         --dataset /data/samples --target moonshotai/Kimi-K2.5 --trust-remote-code true --tensor-parallel-size 8 \
         --output /data/features
+
+`--push-to REPO --tag V` pushes the store to the Hub from the main process, after the checks.
 """
 
 from __future__ import annotations
 
-from eagle3_kimi.hidden_states.extract import ExtractConfig, extract_hidden_states
+from eagle3_kimi.hidden_states.config import ExtractConfig
+from eagle3_kimi.hub.after_run import PushOptions, extract_and_push
 from eagle3_kimi.launched import run_launched
 
 if __name__ == "__main__":
-    run_launched(ExtractConfig, extract_hidden_states, "Extracts hidden states into a store; flags win over the file.")
+    run_launched(
+        (ExtractConfig, PushOptions), extract_and_push, "Extracts hidden states into a store; flags win over the file."
+    )

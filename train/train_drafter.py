@@ -9,13 +9,15 @@ Eight GPUs, Kimi-K2.5:
 
     accelerate launch --config_file accelerate_configs/8gpu.yaml train/train_drafter.py \
         --config train/configs/kimi_k25.yaml --expected-world-size 8 --store /data/features --output /data/drafter
+
+`--push-to REPO --tag V` pushes the exported drafter to the Hub from the main process, after the checks.
 """
 
 from __future__ import annotations
 
+from eagle3_kimi.hub.after_run import PushOptions, train_and_push
 from eagle3_kimi.launched import run_launched
 from eagle3_kimi.training.config import TrainConfig
-from eagle3_kimi.training.trainer import train_drafter
 
 if __name__ == "__main__":
-    run_launched(TrainConfig, train_drafter, "Trains an EAGLE-3 drafter; flags win over the file.")
+    run_launched((TrainConfig, PushOptions), train_and_push, "Trains an EAGLE-3 drafter; flags win over the file.")
