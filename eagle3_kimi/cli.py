@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from eagle3_kimi.commands import evaluate, plan
 from eagle3_kimi.errors import Eagle3KimiError, UsageError
 
 KIMI = "moonshotai/Kimi-K2.5"
@@ -164,3 +165,7 @@ def audit(
         report = run_audit(paths, out, quarantine, min_complete, context=context, progress=progress)
     typer.echo(render(report))
     raise SystemExit(0 if report.passed else 1)
+
+
+app.command(epilog=evaluate.EPILOG)(evaluate.evaluate)
+app.command(epilog=plan.EPILOG)(plan.plan)

@@ -1,0 +1,1 @@
+"""Commands of `eagle3-kimi`, one module a group; heavy imports stay inside the functions."""
