@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from eagle3_kimi.evaluation.acceptance import AcceptanceReport, Divergence
@@ -11,6 +12,15 @@ from eagle3_kimi.evaluation.steps import Step, StepCounts, count_by, count_steps
 from eagle3_kimi.protocol import ReasoningProtocol, SpanKind
 
 _MOST_DIVERGENCES = 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Simulation:
+    """Acceptance without a serving engine."""
+
+    source: str
+    """What simulated, over which text."""
+    acceptance_per_position: tuple[float, ...]
 
 
 def describe_plain(report: AcceptanceReport, stop_token_ids: Sequence[int]) -> dict[str, Any]:
@@ -34,7 +44,7 @@ def describe_drafted(
     protocol: ReasoningProtocol,
     *,
     greedy: bool,
-    simulated: AcceptanceReport | None = None,
+    simulated: Simulation | None = None,
 ) -> dict[str, Any]:
     """What one drafted run did.
 
@@ -44,7 +54,7 @@ def describe_drafted(
         questions: that the plain run asked.
         protocol: tells reasoning, answer and tool calls apart.
         greedy: whether the text must be the plain run's.
-        simulated: the same run under transformers.
+        simulated: what a simulation says of this draft length.
     """
     length = report.num_speculative_tokens
     turns = zip(plain.prompt_token_ids, report.decodings, strict=True)
@@ -70,14 +80,17 @@ def describe_drafted(
         "tokens_per_second": _rate(report),
         "speed_up": round(_rate(report) / _rate(plain), 3),
         "lossless": _describe_losslessness(report, plain, protocol) if greedy else None,
-        "simulated": None
-        if simulated is None
-        else {
-            "engine": simulated.engine,
-            "acceptance_length": round(simulated.acceptance_length, 4),
-            "acceptance_per_position": _shares(simulated.acceptance_per_position),
-            "gap": round(simulated.acceptance_length - report.acceptance_length, 4),
-        },
+        "simulated": None if simulated is None else _describe_simulation(simulated, report),
+    }
+
+
+def _describe_simulation(simulated: Simulation, report: AcceptanceReport) -> dict[str, Any]:
+    length = 1.0 + sum(simulated.acceptance_per_position)
+    return {
+        "source": simulated.source,
+        "acceptance_length": round(length, 4),
+        "acceptance_per_position": _shares(simulated.acceptance_per_position),
+        "gap": round(length - report.acceptance_length, 4),
     }
 
 

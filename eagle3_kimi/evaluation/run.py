@@ -21,7 +21,7 @@ from typing import Any
 from eagle3_kimi.errors import DataError
 from eagle3_kimi.evaluation.acceptance import AcceptanceReport, AcceptanceRequest, measure_together
 from eagle3_kimi.evaluation.benchmarks import Benchmark, load_benchmark
-from eagle3_kimi.evaluation.figures import describe_drafted, describe_plain
+from eagle3_kimi.evaluation.figures import Simulation, describe_drafted, describe_plain
 from eagle3_kimi.evaluation.settings import EvaluationConfig, Sampling, list_samplings
 from eagle3_kimi.prompts.files import digest_of
 from eagle3_kimi.protocol import ReasoningProtocol
@@ -39,6 +39,7 @@ _DEFINITIONS = {
     "by_context_length": "delivered, by the tokens before a step: prompt and turn so far",
     "speed_up": "tokens a second, drafted over plain",
 }
+_TRAINING_KEYS = ("steps", "supervised_tokens", "ttt_steps", "evaluated_on", "acceptance", "draft_vocab_coverage")
 _SIMULATED_MAX_BYTES = 8 << 30
 """Larger targets are not loaded a second time for the simulation unless asked for."""
 
@@ -57,7 +58,7 @@ def evaluate_drafter(config: EvaluationConfig) -> dict[str, Any]:
     samplings = list_samplings(config, protocol.preset.name)
     kept = config.output / ".evaluation"
     kept.mkdir(parents=True, exist_ok=True)
-    base = _base_request(config)
+    base, training = _base_request(config), _read_training(config.drafter)
 
     asking = [replace(_sampled(base, sampling), questions=questions) for sampling in samplings]
     plain = _measure(asking, kept, "plain decoding")
@@ -73,10 +74,12 @@ def evaluate_drafter(config: EvaluationConfig) -> dict[str, Any]:
     for length in config.num_speculative_tokens:
         drafting = [_drafted(base, s, p, config.drafter, length) for s, p in zip(samplings, plain, strict=True)]
         reports = _measure(drafting, kept, f"the drafter with k = {length}")
-        simulated: dict[int, AcceptanceReport] = {}
+        trained = _read_training_simulation(training, length)
+        simulated = {index: trained for index in greedy if samplings[index].thinking}
         if simulate and greedy:
             simulating = [replace(drafting[index], engine="transformers", reference=()) for index in greedy]
-            simulated = dict(zip(greedy, _measure(simulating, kept, f"the simulation of k = {length}"), strict=True))
+            made = _measure(simulating, kept, f"the simulation of k = {length}")
+            simulated = {index: _simulation_of(report) for index, report in zip(greedy, made, strict=True)}
         served = reports[0]
         for index, report in enumerate(reports):
             figures = describe_drafted(
@@ -90,7 +93,7 @@ def evaluate_drafter(config: EvaluationConfig) -> dict[str, Any]:
         "target": {"name": config.target.name, "revision": config.target.revision},
         "engine": {"name": served.engine, "version": served.engine_version, "device": served.device},
         "settings": _describe_settings(config, protocol, why_not),
-        "training": _read_training(config.drafter),
+        "training": training,
         "benchmarks": [_describe_benchmark(benchmark) for benchmark in benchmarks],
         "results": results,
     }
@@ -192,4 +195,23 @@ def _describe_benchmark(benchmark: Benchmark) -> dict[str, Any]:
 def _read_training(drafter: Path) -> dict[str, Any] | None:
     """What the trainer said of the drafter, where its run folder still holds it."""
     file = drafter.parent / "training.json"
-    return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None
+    if not file.is_file():
+        return None
+    values = json.loads(file.read_text(encoding="utf-8"))
+    return {key: values[key] for key in _TRAINING_KEYS if key in values}
+
+
+def _read_training_simulation(training: dict[str, Any] | None, length: int) -> Simulation | None:
+    """The trainer's estimate for a draft length, from its own evaluation: other text, every position a start."""
+    shares = (training or {}).get("acceptance", ())
+    if training is None or len(shares) < length:
+        return None
+    source = f"training, on its {training.get('evaluated_on', 'own')} samples"
+    return Simulation(source=source, acceptance_per_position=tuple(shares[:length]))
+
+
+def _simulation_of(report: AcceptanceReport) -> Simulation:
+    return Simulation(
+        source=f"{report.engine} {report.engine_version}, the same prompts",
+        acceptance_per_position=report.acceptance_per_position,
+    )

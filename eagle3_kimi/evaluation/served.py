@@ -38,7 +38,8 @@ class VllmDecoder:
         arguments: dict[str, Any] = {}
         if request.drafter is not None:
             if current_platform.is_cpu():
-                import eagle3_kimi.evaluation.cpu_attention  # noqa: F401 - registers itself
+                import eagle3_kimi.evaluation.cpu_attention
+                import eagle3_kimi.evaluation.cpu_sampling  # noqa: F401 - importing them is enough
             arguments["speculative_config"] = {
                 "method": "eagle3",
                 "model": request.drafter,

@@ -61,7 +61,8 @@ class EvaluationConfig:
             raise UsageError(
                 f"{self.drafter} holds no drafter: it has no config.json; give the folder that training exported"
             )
-        if self.max_tokens < 1 or self.max_model_len < 2 or self.max_num_seqs < 1 or (self.limit or 1) < 1:
+        limit = 1 if self.limit is None else self.limit
+        if min(self.max_tokens, self.max_num_seqs, limit) < 1 or self.max_model_len < 2:
             raise UsageError("max_tokens, max_num_seqs and limit must be at least 1, max_model_len at least 2")
         if self.engine == "transformers" and "own" in self.temperatures:
             raise UsageError("the simulation is greedy: --engine transformers wants --temperature greedy")
