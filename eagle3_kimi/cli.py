@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from eagle3_kimi.commands import drafter, hub
+from eagle3_kimi.commands import drafter, evaluate, hub, plan
 from eagle3_kimi.errors import Eagle3KimiError, UsageError
 
 KIMI = "moonshotai/Kimi-K2.5"
@@ -183,3 +183,5 @@ app.command(epilog="Example: eagle3-kimi convert specforge-drafter -o drafter --
 )
 app.add_typer(hub.push, name="push")
 app.add_typer(hub.pull, name="pull")
+app.command(epilog=evaluate.EPILOG)(evaluate.evaluate)
+app.command(epilog=plan.EPILOG)(plan.plan)

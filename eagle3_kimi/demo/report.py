@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,30 @@ def write_report(workdir: Path, summary: dict[str, Any], target: Target) -> None
     rows = [row for split in samples.values() for row in _pick_samples(split)]
     lengths = [length for split in samples.values() for length in split["num_reasoning_tokens"]]
     tokenizer = target.load_tokenizer()
+    training_charts = build_training_charts(workdir / "drafter" / "metrics.jsonl")
+    html = (
+        _environment()
+        .get_template("report.html.jinja")
+        .render(
+            summary=summary,
+            outcome=describe_outcome(summary),
+            stages=describe_stages(summary),
+            training_charts=training_charts,
+            reasoning_lengths=charts.build_histogram("Reasoning length", lengths, x_label="tokens"),
+            samples=[split_into_pieces(row, tokenizer) for row in rows[:2]],
+        )
+    )
+    write_text(workdir / "report.html", html)
+    write_text(workdir / "training.svg", draw_charts(training_charts) + "\n")
+
+
+def draw_charts(drawn: Sequence[charts.Chart]) -> str:
+    """Charts side by side as one SVG that needs nothing around it."""
+    draw = _environment().get_template("chart.svg.jinja").module.draw  # type: ignore[attr-defined]
+    return str(draw(drawn))
+
+
+def _environment() -> Environment:
     environment = Environment(
         loader=PackageLoader("eagle3_kimi.demo", "."),
         autoescape=True,
@@ -32,18 +56,7 @@ def write_report(workdir: Path, summary: dict[str, Any], target: Target) -> None
     environment.globals.update(
         width=charts.WIDTH, height=charts.HEIGHT, left=charts.LEFT, right=charts.RIGHT, bottom=charts.BOTTOM
     )
-    training_charts = build_training_charts(workdir / "drafter" / "metrics.jsonl")
-    html = environment.get_template("report.html.jinja").render(
-        summary=summary,
-        outcome=describe_outcome(summary),
-        stages=describe_stages(summary),
-        training_charts=training_charts,
-        reasoning_lengths=charts.build_histogram("Reasoning length", lengths, x_label="tokens"),
-        samples=[split_into_pieces(row, tokenizer) for row in rows[:2]],
-    )
-    write_text(workdir / "report.html", html)
-    draw = environment.get_template("chart.svg.jinja").module.draw  # type: ignore[attr-defined]
-    write_text(workdir / "training.svg", str(draw(training_charts)) + "\n")
+    return environment
 
 
 def build_training_charts(metrics: Path) -> list[charts.Chart]:

@@ -6,8 +6,7 @@ accepted = longest prefix with p_{i+1} == c_i;  the turn grows by c_0 .. c_accep
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,8 @@ from torch import Tensor
 
 from eagle3_kimi.engines.transformers import load_model
 from eagle3_kimi.errors import UsageError
-from eagle3_kimi.evaluation.acceptance import AcceptanceReport, AcceptanceRequest
+from eagle3_kimi.evaluation.acceptance import AcceptanceRequest
+from eagle3_kimi.evaluation.dialogues import Decoding
 from eagle3_kimi.evaluation.drafting import DraftChain, load_draft_model
 from eagle3_kimi.target import Target
 
@@ -24,50 +24,81 @@ Verify = Callable[[list[int]], tuple[list[int], Tensor]]
 """New tokens -> the target's choice after each, and its aux hidden states there [M, A*H]."""
 
 
-@torch.inference_mode()
-def simulate(target: Target, request: AcceptanceRequest) -> AcceptanceReport:
-    """Decodes the prompts one by one and counts what was accepted.
+class SimulatedDecoder:
+    """The target under transformers, one prompt after the other, with the request's drafter or without.
 
     Raises:
         UsageError: the temperature is not 0, or the drafter takes the state after the last layer.
     """
-    import transformers
 
+    name = "transformers (simulated)"
+
+    def __init__(self, target: Target, request: AcceptanceRequest) -> None:
+        import transformers
+
+        _check_greedy(request)
+        self._model = load_model(target, request.dtype)
+        self._drafter = None
+        if request.drafter is not None:
+            dtype = getattr(torch, request.dtype) if request.dtype != "auto" else self._model.dtype
+            self._drafter = load_draft_model(Path(request.drafter), target, dtype=dtype)
+            self._drafter.embed_tokens = self._drafter.embed_tokens.to(self._model.device)
+            self._drafter.to(self._model.device)
+            if self._drafter.config.aux_layer_ids[-1] >= target.num_layers:
+                raise UsageError(
+                    f"aux layer id {self._drafter.config.aux_layer_ids[-1]} is the state after the last layer, which "
+                    "transformers shows after the final norm only; measure this drafter with vLLM"
+                )
+        self._stop = frozenset(target.load_protocol(target.load_tokenizer()).markers.stop_token_ids)
+        self._accepted_counts: list[int] = []
+        self._num_speculative_tokens = 0
+        self.version = transformers.__version__
+        self.device = self._model.device.type
+
+    @torch.inference_mode()
+    def decode(self, prompts: Sequence[Sequence[int]], request: AcceptanceRequest) -> list[Decoding]:
+        """See `worker.Decoder`."""
+        _check_greedy(request)
+        self._num_speculative_tokens = request.num_speculative_tokens if self._drafter is not None else 0
+        return [self._decode_one(tuple(prompt), request) for prompt in prompts]
+
+    def _decode_one(self, prompt: tuple[int, ...], request: AcceptanceRequest) -> Decoding:
+        aux_layer_ids = self._drafter.config.aux_layer_ids if self._drafter is not None else ()
+        output, accepted = decode(
+            prompt,
+            _build_verifier(self._model, aux_layer_ids),
+            DraftChain(self._drafter) if self._drafter is not None else None,
+            num_speculative_tokens=self._num_speculative_tokens,
+            max_tokens=min(request.max_tokens, request.max_model_len - len(prompt)),
+            stop=self._stop,
+        )
+        self._accepted_counts += accepted
+        steps = [1, *(count + 1 for count in accepted)] if self._drafter is not None else [1] * len(output)
+        steps[-1] -= sum(steps) - len(output)  # what the last chain proposed behind the end
+        return Decoding(token_ids=tuple(output), tokens_per_step=tuple(steps))
+
+    def take_counters(self) -> tuple[int, tuple[int, ...]]:
+        """See `worker.Decoder`."""
+        counts, self._accepted_counts = self._accepted_counts, []
+        return len(counts), tuple(sum(count > i for count in counts) for i in range(self._num_speculative_tokens))
+
+    @torch.inference_mode()
+    def find_best_two(self, texts: Sequence[Sequence[int]]) -> list[tuple[tuple[int, int], float]]:
+        """See `worker.Decoder`."""
+        found = []
+        for text in texts:
+            ids = torch.tensor([list(text)], device=self._model.device)
+            logits, tokens = self._model(ids, logits_to_keep=1).logits[0, -1].float().topk(2)
+            found.append(((int(tokens[0]), int(tokens[1])), float(logits[0] - logits[1])))
+        return found
+
+    def close(self) -> None:
+        """Nothing outlives the process."""
+
+
+def _check_greedy(request: AcceptanceRequest) -> None:
     if request.temperature:
         raise UsageError(f"the simulation is greedy: temperature must be 0, not {request.temperature}; use vLLM")
-    model = load_model(target, request.dtype)
-    drafter = None
-    if request.drafter is not None:
-        dtype = getattr(torch, request.dtype) if request.dtype != "auto" else model.dtype
-        drafter = load_draft_model(Path(request.drafter), target, dtype=dtype)
-        drafter.embed_tokens = drafter.embed_tokens.to(model.device)
-        drafter.to(model.device)
-        if drafter.config.aux_layer_ids[-1] >= target.num_layers:
-            raise UsageError(
-                f"aux layer id {drafter.config.aux_layer_ids[-1]} is the state after the last layer, which "
-                "transformers shows after the final norm only; measure this drafter with vLLM"
-            )
-    stop = frozenset(target.load_protocol(target.load_tokenizer()).markers.stop_token_ids)
-    length = request.num_speculative_tokens if drafter is not None else 0
-    accepted_counts, outputs = [], []
-    started = time.perf_counter()
-    for prompt in request.prompts:
-        chain = DraftChain(drafter) if drafter is not None else None
-        verify = _build_verifier(model, drafter.config.aux_layer_ids if drafter is not None else ())
-        most = min(request.max_tokens, request.max_model_len - len(prompt))
-        output, accepted = decode(prompt, verify, chain, num_speculative_tokens=length, max_tokens=most, stop=stop)
-        outputs.append(tuple(output))
-        accepted_counts += accepted
-    return AcceptanceReport(
-        engine="transformers (simulated)",
-        engine_version=transformers.__version__,
-        device=model.device.type,
-        num_speculative_tokens=length,
-        num_drafts=len(accepted_counts),
-        accepted_per_position=tuple(sum(count > i for count in accepted_counts) for i in range(length)),
-        output_token_ids=tuple(outputs),
-        seconds=time.perf_counter() - started,
-    )
 
 
 def decode(

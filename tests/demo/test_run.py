@@ -18,14 +18,15 @@ from rich.console import Console
 
 import eagle3_kimi
 from eagle3_kimi.demo import DemoSettings, render_table, run_demo
-from eagle3_kimi.demo.prompts import build_held_out_prompts
 from eagle3_kimi.demo.run import STAGES
 from eagle3_kimi.demo.settings import choose_topology, find_repository
 from eagle3_kimi.demo.stages import Stages
 from eagle3_kimi.demo.workdir import WorkFolder
 from eagle3_kimi.errors import UsageError
-from eagle3_kimi.evaluation import AcceptanceReport, measure_acceptance
+from eagle3_kimi.evaluation.run import evaluate_drafter
+from eagle3_kimi.evaluation.settings import EvaluationConfig
 from eagle3_kimi.target import resolve_target
+from eagle3_kimi.tiny.problems import generate_problems
 
 SETTINGS: dict[str, Any] = {
     "problems": 48,
@@ -54,6 +55,10 @@ def kill_once(workdir: Path, condition: Callable[[], Any]) -> None:
             time.sleep(0.05)
         process.send_signal(signal.SIGKILL)
         process.wait()
+
+
+def write_rows(file: Path, rows: list[dict[str, Any]]) -> None:
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
 def has_lines(folder: Path, pattern: str) -> bool:
@@ -148,23 +153,54 @@ def test_the_report_needs_nothing_from_elsewhere(workdir: Path) -> None:
 
 @pytest.mark.multiprocess
 @pytest.mark.vllm
-def test_vllm_accepts_exactly_what_the_simulation_says(workdir: Path, tmp_path: Path) -> None:
-    target = resolve_target("tiny")
-    seen = [
-        ids
-        for split in load_from_disk(str(workdir / "samples" / "complete")).values()
-        for ids in split["prompt_token_ids"]
-    ]
-    prompts = build_held_out_prompts(target, SETTINGS["held_out_prompts"], seed=0, seen=seen)
-    simulated = AcceptanceReport.load(workdir / "serving" / "trained.json")
-    plain = measure_acceptance(target, None, prompts, log=tmp_path / "plain.txt")
-    served = measure_acceptance(target, workdir / "drafter" / "export", prompts, log=tmp_path / "served.txt")
-    assert plain.output_token_ids == served.output_token_ids == simulated.output_token_ids
-    assert (plain.num_drafts, plain.acceptance_length) == (0, 1.0)
-    assert served.engine == "vllm"
-    assert served.num_drafts == pytest.approx(simulated.num_drafts, rel=0.02)  # a near tie may fall either way
-    for ours, theirs in zip(simulated.accepted_per_position, served.accepted_per_position, strict=True):
-        assert theirs == pytest.approx(ours, rel=0.05, abs=2)
+def test_evaluation_serves_what_the_simulation_says(
+    workdir: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    problems = list(generate_problems(6, seed=2))
+    single = [{"messages": problem.messages, "tools": problem.tools} for problem in problems]
+    write_rows(tmp_path / "held_out.jsonl", single)
+    turns = [problem.messages[-1]["content"] for problem in problems if not problem.tools][:2]
+    write_rows(tmp_path / "turns.jsonl", [{"question_id": 1, "category": "math", "turns": turns}])
+    config = EvaluationConfig(
+        drafter=workdir / "drafter" / "export",
+        target=resolve_target("tiny"),
+        prompts=(tmp_path / "held_out.jsonl", tmp_path / "turns.jsonl"),
+        output=tmp_path / "out",
+        max_tokens=128,
+        max_model_len=512,
+        dtype="float32",
+    )
+    (tmp_path / "out" / "acceptance.json").mkdir(parents=True)
+    with pytest.raises(IsADirectoryError):
+        evaluate_drafter(config)  # every engine has run, nothing is lost
+    (tmp_path / "out" / "acceptance.json").rmdir()
+    with caplog.at_level("INFO"):
+        result = evaluate_drafter(config)
+    assert caplog.text.count("reused from the interrupted evaluation") == 3
+    assert [file.name for file in (tmp_path / "out").iterdir()] == ["acceptance.json"]
+    assert json.loads((tmp_path / "out" / "acceptance.json").read_text()) == result
+
+    assert (result["engine"]["name"], result["engine"]["device"]) == ("vllm", "cpu")
+    assert [(entry["thinking"], entry["temperature"]) for entry in result["results"]] == [
+        (True, 0.0), (True, 1.0), (False, 0.0), (False, 0.6),
+    ]  # fmt: skip
+    for entry in result["results"]:
+        (drafted,) = entry["drafted"]
+        assert entry["plain"]["turns"] == 6 + 2 - entry["plain"]["questions_ended_early"]
+        delivered = drafted["delivered"]
+        assert delivered["steps"] == pytest.approx(drafted["num_drafts"], abs=entry["plain"]["turns"])
+        assert delivered["tokens"] == drafted["tokens"] - entry["plain"]["turns"]  # all but the prefill's
+        assert delivered["acceptance_length"] == pytest.approx(drafted["acceptance_length"], rel=0.1)
+        for split in ("by_span", "by_context_length", "by_benchmark"):
+            for count in ("steps", "tokens"):
+                assert sum(part[count] for part in drafted[split].values()) == delivered[count]
+        assert ("reasoning" in drafted["by_span"]) is entry["thinking"]
+        assert list(drafted["by_benchmark"]) == ["held_out", "turns"]
+        if entry["temperature"] == 0:
+            assert drafted["lossless"]["identical_turns"] == drafted["lossless"]["turns"] == entry["plain"]["turns"]
+            assert abs(drafted["simulated"]["gap"]) < 0.05  # a near tie may fall either way
+        if entry["thinking"]:
+            assert drafted["acceptance_length"] > 1.5  # sampled too: the drafter was trained for this
 
 
 def test_wrong_usage_is_one_sentence(tmp_path: Path) -> None:
