@@ -18,7 +18,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from eagle3_kimi.drafter.config import DrafterConfig, read_rope
+from eagle3_kimi.drafter.config import DrafterConfig, from_output_ids, read_rope, to_output_ids
 from eagle3_kimi.drafter.model import DraftModel
 from eagle3_kimi.drafter.vocab import check_vocab_map
 from eagle3_kimi.errors import DataError
@@ -96,7 +96,7 @@ def build_export_config(config: DrafterConfig, dtype: str) -> dict[str, Any]:
         "dtype": dtype,
         "eagle_aux_hidden_state_layer_ids": aux_ids,
         "eagle_config": {
-            "eagle_aux_hidden_state_layer_ids": [layer - 1 for layer in aux_ids],
+            "eagle_aux_hidden_state_layer_ids": to_output_ids(aux_ids),
             "use_aux_hidden_state": True,
         },
     }
@@ -161,7 +161,7 @@ def _config_faults(config: Mapping[str, Any], target: Mapping[str, Any]) -> list
     ]
     boundary = config.get("eagle_aux_hidden_state_layer_ids") or []
     output = config["eagle_config"].get("eagle_aux_hidden_state_layer_ids") or []
-    if not boundary or [layer - 1 for layer in boundary] != output or max(boundary) > target["num_hidden_layers"]:
+    if not boundary or boundary != from_output_ids(output) or max(boundary) > target["num_hidden_layers"]:
         faults.append(f"aux layer ids {boundary} (boundary) and {output} (by output) do not name the same layers")
     if config["max_position_embeddings"] < target["max_position_embeddings"]:
         faults.append(
@@ -171,6 +171,8 @@ def _config_faults(config: Mapping[str, Any], target: Mapping[str, Any]) -> list
     theta, scaling = read_rope(config)
     if theta != read_rope(target)[0]:
         faults.append(f"rope_theta is {theta}, the target's is {read_rope(target)[0]}")
+    if not target.get("kv_lora_rank") and scaling != read_rope(target)[1]:  # an MLA target's is not for a Llama trunk
+        faults.append(f"rope scaling is {scaling}, the target's is {read_rope(target)[1]}")
     if scaling is not None and not config.get("rope_scaling"):
         faults.append("rope scaling is only in rope_parameters: older readers lose it")
     return faults

@@ -5,7 +5,6 @@ import torch
 
 from eagle3_kimi.drafter.rows import PackedRows
 from eagle3_kimi.training.head_loss import compute_head_loss
-from eagle3_kimi.training.metrics import Counts, count_joint_hits, pack_counts
 from eagle3_kimi.training.objectives import OBJECTIVES, soft_cross_entropy
 
 
@@ -54,24 +53,3 @@ def test_head_loss_equals_autograd_over_full_logits(chunk: int) -> None:
     theirs = torch.autograd.grad(expected * 2.5, [head, *states])
     for mine, reference in zip(ours, theirs, strict=True):
         torch.testing.assert_close(mine, reference)
-
-
-def test_chains_break_at_the_first_miss() -> None:
-    rows = PackedRows.build([(1, 3), (1, 2)], ttt_steps=3)
-    hits = [
-        torch.tensor([1, 1, 0, 1, 0]).bool(),  # rows 0 1 2 | 3 4
-        torch.tensor([0, 1, 1]).bool(),  # rows 0 1 | 3: row 0 breaks here
-        torch.tensor([1]).bool(),  # row 0: a hit after a miss is none
-    ]
-    assert [int(count) for count in count_joint_hits(hits, rows)] == [3, 2, 0]
-
-    vector = pack_counts(torch.tensor(8.0), torch.tensor(4), 11, hits, rows)
-    counts = Counts.unpack(vector + vector)  # two ranks
-    assert (counts.loss, counts.tokens, counts.chains) == (2.0, 22, (10, 6, 2))
-    assert counts.acceptance == (3 / 5, 2 / 3, 0.0)
-    assert counts.simulated_acceptance_length == pytest.approx(1 + 3 / 5 + 2 / 3)
-
-
-def test_counts_without_a_supervised_token() -> None:
-    counts = Counts(loss_sum=0.0, supervised_tokens=0.0, tokens=0.0, hits=(0.0,), chains=(0.0,))
-    assert (counts.loss, counts.acceptance) == (0.0, (0.0,))
