@@ -7,8 +7,9 @@ import os
 from pathlib import Path
 
 import torch
-from accelerate import Accelerator, DistributedDataParallelKwargs
+from accelerate import Accelerator, DistributedDataParallelKwargs, FullyShardedDataParallelPlugin
 from accelerate.utils import DistributedType, ProjectConfiguration
+from torch.distributed.fsdp import MixedPrecisionPolicy
 
 from eagle3_kimi.errors import UsageError
 
@@ -36,6 +37,7 @@ def build_accelerator(
     accelerator = Accelerator(
         cpu=not torch.cuda.is_available(),
         kwargs_handlers=[ddp],
+        fsdp_plugin=build_fsdp_plugin(precision) if _is_asked_for("FSDP") else None,
         log_with=None if tracker == "none" else tracker,
         project_config=folders,
     )
@@ -52,6 +54,18 @@ def build_accelerator(
         )
     _check_strategy(accelerator)
     return accelerator
+
+
+def build_fsdp_plugin(precision: str) -> FullyShardedDataParallelPlugin:
+    """FSDP as the launch file says, with the precision of a DDP run.
+
+    Weights are gathered in bf16, gradients are summed over ranks in float32. Accelerate's own policy would sum them in
+    bf16, and return this module's loss and counts in bf16 too.
+    """
+    policy = MixedPrecisionPolicy(
+        param_dtype=torch.bfloat16 if precision == "bf16" else None, reduce_dtype=torch.float32
+    )
+    return FullyShardedDataParallelPlugin(fsdp_version=2, mixed_precision_policy=policy)
 
 
 def choose_tracker(name: str | None) -> str:
@@ -85,19 +99,22 @@ def start_tracker(accelerator: Accelerator, config: dict[str, object], *, name: 
 def _check_strategy(accelerator: Accelerator) -> None:
     """Accelerate runs DDP where it cannot run what the file says, and computes on the CPU where it finds no GPU."""
     for name in ("FSDP", "DEEPSPEED", "MEGATRON_LM"):
-        asked = os.environ.get(f"ACCELERATE_USE_{name}", "false").lower() == "true"
-        if asked and (name != "FSDP" or accelerator.distributed_type != DistributedType.FSDP):
+        if _is_asked_for(name) and (name != "FSDP" or accelerator.distributed_type != DistributedType.FSDP):
             raise UsageError(
                 f"the launch file asks for {name}, what runs is {accelerator.distributed_type.value}. This trainer "
                 "knows DDP and FSDP2, and Accelerate has FSDP on GPUs only: choose another launch file"
             )
-    if accelerator.distributed_type == DistributedType.FSDP and not accelerator.is_fsdp2:
+    if _is_asked_for("FSDP") and os.environ.get("FSDP_VERSION") != "2":
         raise UsageError(
-            "the launch file asks for FSDP 1; set fsdp_version: 2 (see accelerate_configs/8gpu_fsdp2.yaml)"
+            "the launch file asks for FSDP 1: set fsdp_version: 2, as in accelerate_configs/8gpu_fsdp2.yaml"
         )
-    allowed = os.environ.get("ACCELERATE_USE_CPU", "false").lower() == "true"
-    if accelerator.device.type == "cpu" and accelerator.mixed_precision == "bf16" and not allowed:
+    if accelerator.device.type == "cpu" and accelerator.mixed_precision == "bf16" and not _is_asked_for("CPU"):
         raise UsageError(
             "bf16 was asked for and no GPU is found: this machine would compute on its CPU. Choose one of "
-            "accelerate_configs/cpu_*.yaml, or set ACCELERATE_USE_CPU=true if that is what you want"
+            "accelerate_configs/cpu_*.yaml; accelerate_configs/README.md says how to try a GPU file on CPUs"
         )
+
+
+def _is_asked_for(name: str) -> bool:
+    """Whether `accelerate launch` passed on a strategy."""
+    return os.environ.get(f"ACCELERATE_USE_{name}", "false").lower() == "true"

@@ -103,9 +103,9 @@ def test_values_and_gradients_equal_the_naive_ones(sizes: list[tuple[int, int]],
 def test_attention_of_a_literal_sample() -> None:
     """Zero queries see all their keys alike, so the output is the mean of the values they may see.
 
-        step 0     1 2 3 4 | 10 20 30      two documents, the first row of each is context
-        step 1       5                     step 2 has the second row of the first document alone:
-        step 2       8                     it sees 1, 2, 5 and 8
+    step 0     1 2 3 4 | 10 20 30      two documents, the first row of each is context
+    step 1       5                     step 2 has the second row of the first document alone:
+    step 2       8                     it sees 1, 2, 5 and 8
     """
     documents = PackedRows.build([(1, 3), (1, 2)], ttt_steps=3).documents
     keys = torch.randn(7, 1, 8)

@@ -24,6 +24,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 
 from eagle3_kimi.training.batches import PackedBatch, pack
+from eagle3_kimi.training.launch import build_fsdp_plugin
 from eagle3_kimi.training.step import apply_gradients
 from eagle3_kimi.training.ttt import TrainingTimeTest
 from tests.training.toy import AUX, HIDDEN, ToyTarget, build_toy_module
@@ -39,10 +40,12 @@ def build_batch(step: int, rank: int, micro: int) -> PackedBatch:
     return pack(samples, STEPS, aux_width=len(AUX) * HIDDEN, hidden_size=HIDDEN)
 
 
-def build(*, sharded: bool) -> tuple[TrainingTimeTest, torch.optim.Optimizer]:
+def build(*, sharded: bool, precision: str = "fp32") -> tuple[TrainingTimeTest, torch.optim.Optimizer]:
     module = build_toy_module(ttt_steps=STEPS, draft_vocab_size=16)
     if sharded:
-        fully_shard(module, mesh=init_device_mesh("cpu", (WORLD,)), reshard_after_forward=False)
+        policy = build_fsdp_plugin(precision).mixed_precision_policy
+        mesh = init_device_mesh("cpu", (WORLD,))
+        fully_shard(module, mesh=mesh, reshard_after_forward=False, mp_policy=policy)
         assert isinstance(module, FSDPModule)
         assert all(isinstance(parameter, DTensor) for parameter in module.parameters())
     return module, torch.optim.AdamW(module.parameters(), lr=1e-2, fused=True)
@@ -71,9 +74,24 @@ def take_step(module: TrainingTimeTest, optimizer: torch.optim.Optimizer, step: 
     )
 
 
+def check_bf16(rank: int) -> None:
+    """Weights are gathered in bf16; loss, counts and gradients stay what they are in DDP."""
+    module, _ = build(sharded=True, precision="bf16")
+    batch = build_batch(0, rank, 0)
+    with torch.autocast("cpu", torch.bfloat16):
+        loss, counts = module(batch)
+    loss.backward()
+    assert (loss.dtype, counts.dtype) == (torch.float32, torch.float64)
+    assert {parameter.grad.dtype for parameter in module.parameters()} == {torch.float32}
+    expected, expected_counts = build(sharded=False)[0](batch)
+    torch.testing.assert_close(loss, expected, rtol=0.02, atol=0)
+    assert torch.equal(counts[1:3], expected_counts[1:3])
+
+
 def main(rank: int, folder: Path) -> None:
     dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=WORLD)
     assert dist.get_world_size() == WORLD
+    check_bf16(rank)
     whole, whole_optimizer = build(sharded=False)
     module, optimizer = build(sharded=True)
     for step in range(2):

@@ -74,6 +74,7 @@ def test_one_gpu_file_trains_in_bf16_near_the_fp32_run(
     [
         ("8gpu_fsdp2.yaml", TWO, CPU, "the launch file asks for FSDP, what runs is MULTI_CPU"),
         ("1gpu.yaml", [], {}, "bf16 was asked for and no GPU is found"),
+        ("cpu_1.yaml", [], {}, "expected 2 processes, 1 are running"),
     ],
 )
 def test_what_cannot_run_here_stops(
@@ -84,7 +85,7 @@ def test_what_cannot_run_here_stops(
     environment: dict[str, str],
     sentence: str,
 ) -> None:
-    settings = {"expected_world_size": 2} if overrides else {"precision": "bf16"}
+    settings = {"precision": "bf16"} if launch_file == "1gpu.yaml" else {"expected_world_size": 2}
     file = write_run_file(tmp_path, toy, output=tmp_path / "run", **settings)
     code, printed = launch(launch_file, overrides, ["--config", str(file)], **environment)
     assert code != 0
