@@ -12,6 +12,7 @@ from eagle3_kimi.drafter.config import DrafterConfig
 from eagle3_kimi.drafter.model import DraftModel
 from eagle3_kimi.drafter.rope import rotate
 from eagle3_kimi.drafter.rows import PackedRows
+from tests.largest_tensor import LargestTensor
 
 
 def build_model(*, kv_heads: int = 4, rope_scaling: dict | None = None) -> DraftModel:
@@ -116,6 +117,20 @@ def test_attention_of_a_literal_sample() -> None:
     later = [(torch.randn(1, 1, 8), torch.full((1, 1, 8), value)) for value in (5.0, 8.0)]
     step_2 = attend(torch.zeros(1, 2, 8), keys, values, later, documents)
     assert step_2[0, :, 0].tolist() == pytest.approx([4.0, 4.0])
+
+
+def test_memory_grows_with_the_rows_alone() -> None:
+    """No tensor of forward or backward is rows x rows: twice the document, twice the largest one."""
+    model, largest = build_model(kv_heads=2), []
+    for length in (256, 512):
+        tokens = torch.arange(length) % 23
+        rows = PackedRows.build([(length // 2 - 1, length // 2 - 1)], ttt_steps=3)
+        with LargestTensor() as seen:
+            states = model.unroll(torch.randn(length - 2, 48), tokens[1:-1], tokens[length // 2 : -1], rows)
+            torch.cat(states).sum().backward()
+        largest.append(seen.numel)
+    assert largest[1] <= 2.02 * largest[0]
+    assert largest[1] < 512 * 512
 
 
 def test_rows_of_a_literal_sample() -> None:

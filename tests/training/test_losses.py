@@ -6,6 +6,7 @@ import torch
 from eagle3_kimi.drafter.rows import PackedRows
 from eagle3_kimi.training.head_loss import compute_head_loss
 from eagle3_kimi.training.objectives import OBJECTIVES, soft_cross_entropy
+from tests.largest_tensor import LargestTensor
 
 
 @pytest.mark.parametrize("name", sorted(OBJECTIVES))
@@ -53,3 +54,18 @@ def test_head_loss_equals_autograd_over_full_logits(chunk: int) -> None:
     theirs = torch.autograd.grad(expected * 2.5, [head, *states])
     for mine, reference in zip(ours, theirs, strict=True):
         torch.testing.assert_close(mine, reference)
+
+
+def test_no_more_logits_than_a_chunk_exist_at_once() -> None:
+    """200 rows of each of two steps over 1,000 ids, 16 target positions at a time; the head itself is 1,000 x 8."""
+    rows = PackedRows.build([(1, 200)], ttt_steps=2)
+    states = [torch.randn(len(step), 8, requires_grad=True) for step in rows.steps]
+    head, target_head = torch.randn(1000, 8, requires_grad=True), torch.randn(1000, 8)
+    target_states, valid = torch.randn(200, 8), torch.ones(200, dtype=torch.bool)
+    with LargestTensor() as largest:
+        loss, _ = compute_head_loss(
+            states, head, target_states, target_head, valid, rows,
+            step_weights=[0.6, 0.4], objective=soft_cross_entropy, chunk=16,
+        )  # fmt: skip
+        loss.backward()
+    assert largest.numel == 16 * 1000
