@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -108,6 +108,16 @@ def check_aux_layer_ids(ids: tuple[int, ...], num_layers: int) -> None:
         raise DataError(
             f"aux_layer_ids {list(ids)} must rise, without repeats, within 0..{num_layers} (boundary numbering)"
         )
+
+
+def to_output_ids(boundary_ids: Sequence[int]) -> list[int]:
+    """SGLang's numbering: boundary j, entering layer j, is the output of layer j - 1."""
+    return [layer - 1 for layer in boundary_ids]
+
+
+def from_output_ids(output_ids: Sequence[int]) -> list[int]:
+    """The inverse of `to_output_ids`."""
+    return [layer + 1 for layer in output_ids]
 
 
 def read_rope(config: Mapping[str, Any]) -> tuple[float, dict[str, Any] | None]:

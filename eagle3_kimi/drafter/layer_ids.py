@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from eagle3_kimi.drafter.config import default_aux_layer_ids
+from eagle3_kimi.drafter.config import default_aux_layer_ids, from_output_ids, to_output_ids
 from eagle3_kimi.drafter.faults import Fault, FaultName
 from eagle3_kimi.errors import DataError
 
@@ -29,7 +29,7 @@ def number_for_engine(boundary_ids: Sequence[int], engine: str) -> list[int]:
         return list(boundary_ids)
     if 0 in boundary_ids:
         raise DataError(f"SGLang numbers layers by output: boundary id 0 (the embedding) of {boundary_ids} has none")
-    return [layer - 1 for layer in boundary_ids]
+    return to_output_ids(boundary_ids)
 
 
 def write_layer_ids(boundary_ids: Sequence[int]) -> dict[str, Any]:
@@ -48,7 +48,7 @@ def captured_ids(config: Mapping[str, Any], engine: str, num_layers: int | None)
     if engine == "vllm":
         ids = config.get(KEY) or nested
     else:
-        ids = [layer + 1 for layer in nested] if nested else None
+        ids = from_output_ids(nested) if nested else None
     return list(ids) if ids else _default(num_layers)
 
 
@@ -63,7 +63,7 @@ def stated_ids(config: Mapping[str, Any], num_layers: int | None) -> list[int] |
     nested = (config.get("eagle_config") or {}).get(KEY)
     if not nested or nested == _default(num_layers):
         return list(nested) if nested else _default(num_layers)
-    return [layer + 1 for layer in nested]
+    return from_output_ids(nested)
 
 
 def find_layer_id_faults(

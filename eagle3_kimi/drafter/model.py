@@ -122,6 +122,12 @@ class DraftModel(nn.Module):
         ids = torch.arange(self.config.draft_vocab_size, device=self.lm_head.weight.device)
         return ids + self.d2t if self.config.draft_vocab_size < self.config.vocab_size else ids
 
+    def knows(self, target_ids: Tensor) -> Tensor:
+        """bool, of the same shape: the id is in the draft vocabulary, so that the drafter can propose it."""
+        if self.config.draft_vocab_size == self.config.vocab_size:
+            return torch.ones_like(target_ids, dtype=torch.bool)
+        return self.t2d[target_ids]
+
     def rotation(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Cosine and sine of positions [T]."""
         return compute_rotation(positions, self.inverse_frequencies, self.rope_factor)

@@ -13,9 +13,12 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 from eagle3_kimi.drafter.config import check_aux_layer_ids, default_aux_layer_ids
 from eagle3_kimi.errors import DataError, UsageError
 from eagle3_kimi.hidden_states.config import ExtractConfig
+from eagle3_kimi.hidden_states.disk import check_free_space, compute_state_bytes
 from eagle3_kimi.hidden_states.manifest import StoreManifest, update_manifest
 from eagle3_kimi.hidden_states.ranks import Ranks
 from eagle3_kimi.hidden_states.samples import SampleReader, SampleRef, plan_shares
@@ -43,7 +46,7 @@ def extract_hidden_states(config: ExtractConfig) -> ExtractSummary:
     """Extracts what the store does not hold yet. Called by every launched process.
 
     Raises:
-        UsageError: a wrong option, or a number of processes that does not fit.
+        UsageError: a wrong option, a number of processes that does not fit, or too small a disk.
         DataError: a store of another target, or states that fail the contract.
         RunStopped: too many bad samples, or the disk is full; what is indexed stays.
     """
@@ -52,6 +55,13 @@ def extract_hidden_states(config: ExtractConfig) -> ExtractSummary:
     reader = SampleReader(config.dataset)
     manifest = build_manifest(config, target, reader)
     remaining = find_remaining(config.output, manifest, reader.refs)
+    aux = compute_state_bytes(
+        tokens=sum(ref.num_tokens - 1 for ref in remaining),
+        hidden_size=target.hidden_size,
+        states=len(manifest.aux_layer_ids),
+        bytes_per_value=getattr(torch, manifest.dtype).itemsize,
+    )
+    check_free_space(config.output, aux)  # final states come on top, at supervised positions
     ranks.gather(None)  # everyone has looked before anyone writes
     skipped = len(reader.refs) - len(remaining)
     if skipped and ranks.rank == 0:

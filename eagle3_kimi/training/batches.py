@@ -19,6 +19,7 @@ from torch.utils.data import Dataset
 from eagle3_kimi.drafter.rows import PackedRows
 from eagle3_kimi.errors import DataError
 from eagle3_kimi.hidden_states.store import FeatureSample
+from eagle3_kimi.training.spans import read_span_kinds
 
 
 class Samples(Protocol):
@@ -48,6 +49,8 @@ class PackedBatch:
     """[M, H], before the final norm, at the same positions."""
     target_argmax: Tensor
     """int64 [M], at the same positions."""
+    span_kinds: Tensor
+    """int64 [M], of `read_span_kinds`."""
     rows: PackedRows
 
     def to(self, device: torch.device | str, dtype: torch.dtype = torch.float32) -> PackedBatch:
@@ -59,6 +62,7 @@ class PackedBatch:
             input_ids=self.input_ids.to(device, non_blocking=True),
             chain_ids=self.chain_ids.to(device, non_blocking=True),
             target_argmax=self.target_argmax.to(device, non_blocking=True),
+            span_kinds=self.span_kinds.to(device, non_blocking=True),
             rows=self.rows.to(device),
         )
 
@@ -76,6 +80,7 @@ def pack(samples: Sequence[FeatureSample], ttt_steps: int, *, aux_width: int, hi
         chain_ids=torch.cat([empty, *(s.token_ids[s.num_prompt_tokens : -1] for s in samples)]),
         final_hidden_states=torch.cat([no_final, *(s.final_hidden_states for s in samples)]),
         target_argmax=torch.cat([empty, *(s.target_argmax for s in samples)]),
+        span_kinds=torch.cat([empty, *(read_span_kinds(s) for s in samples)]),
         rows=PackedRows.build([(s.num_prompt_tokens - 1, len(s.target_argmax)) for s in samples], ttt_steps),
     )
 
@@ -86,6 +91,14 @@ def select_trainable(samples: Samples, max_length: int) -> tuple[list[int], dict
     Raises:
         DataError: none is left.
     """
+    kept, refused = select_held_out(samples, max_length)
+    if not kept:
+        raise DataError(f"none of {len(samples)} samples can be trained on: {refused}, with max_length {max_length}")
+    return kept, refused
+
+
+def select_held_out(samples: Samples, max_length: int) -> tuple[list[int], dict[str, int]]:
+    """The same for a split that may be empty."""
     kept: list[int] = []
     refused = {"too_long": 0, "no_supervised_tokens": 0}
     for index, length in enumerate(samples.lengths):
@@ -95,8 +108,6 @@ def select_trainable(samples: Samples, max_length: int) -> tuple[list[int], dict
             refused["no_supervised_tokens"] += 1
         else:
             kept.append(index)
-    if not kept:
-        raise DataError(f"none of {len(samples)} samples can be trained on: {refused}, with max_length {max_length}")
     return kept, refused
 
 

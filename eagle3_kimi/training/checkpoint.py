@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 from collections.abc import Mapping
@@ -59,3 +60,16 @@ def load_checkpoint(accelerator: Accelerator, folder: Path, *, identity: str) ->
         )
     accelerator.load_state(str(found[-1]))
     return int(state["step"])
+
+
+def check_rate_continues(saved: float, resumed: float, *, step: int) -> None:
+    """Refuses to go on with another learning rate than the one the checkpoint's last step was taken with.
+
+    Raises:
+        UsageError: they differ: the schedule, or the way it is computed, is not the run's.
+    """
+    if not math.isclose(saved, resumed, rel_tol=1e-3):
+        raise UsageError(
+            f"the checkpoint's step {step} was taken with a learning rate of {saved:g}, this run would have had "
+            f"{resumed:g} there, so the loss curve would jump; resume with the settings and the version that wrote it"
+        )

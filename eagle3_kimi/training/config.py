@@ -55,7 +55,7 @@ class TrainConfig:
     micro_batch_tokens: int = 16384
     """Tokens a process holds at once."""
     max_length: int = 16384
-    """Longer samples are refused and counted, never truncated; at most `micro_batch_tokens`."""
+    """Longer samples are refused whole and counted, never truncated; at most `micro_batch_tokens`."""
     num_workers: int = 0
     """Processes per rank that read ahead."""
 
@@ -78,6 +78,8 @@ class TrainConfig:
     """Older ones are deleted."""
     log_every: int = 10
     """Optimizer steps between lines of metrics.jsonl."""
+    tracker: Literal["tensorboard", "wandb", "trackio", "none"] | None = None
+    """Where the figures are drawn, besides metrics.jsonl; None: tensorboard where it is installed."""
     evaluate_every: int = 0
     """Optimizer steps between evaluations on the validation split; 0: only at the end."""
     trust_remote_code: bool = False
@@ -111,7 +113,7 @@ class TrainConfig:
         """Digest of what the trained weights depend on: the same run may resume on other machines and world sizes."""
         loose = {
             "store", "target", "output", "expected_world_size", "micro_batch_tokens", "num_workers", "head_chunk",
-            "checkpoint_every", "keep_checkpoints", "log_every", "evaluate_every", "trust_remote_code",
+            "checkpoint_every", "keep_checkpoints", "log_every", "evaluate_every", "tracker", "trust_remote_code",
         }  # fmt: skip
         plain = self.as_plain()
         strict = {item.name: plain[item.name] for item in fields(self) if item.name not in loose}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from eagle3_kimi.errors import DataError
 from eagle3_kimi.hidden_states.store import FeatureStore, StoreManifest
 from eagle3_kimi.target import Target
 from eagle3_kimi.training.config import TrainConfig
+from eagle3_kimi.training.spans import SPAN_NAMES, read_span_kinds
 from eagle3_kimi.training.ttt import TrainingTimeTest
 
 
@@ -37,8 +37,6 @@ def check_manifest(manifest: StoreManifest, target: Target, path: Path) -> None:
             f"the feature store {path} holds states of {manifest.target} (revision, hidden size, vocabulary, layers: "
             f"{came_from}), the target is {target.name} {expected}"
         )
-    if not manifest.final_pre_norm:
-        raise DataError(f"the feature store {path} holds final states after the final norm; it would be applied twice")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,8 +44,8 @@ class DraftVocab:
     """The vocabulary map and what it covers."""
 
     vocab_map: VocabMap
-    coverage: float
-    """`draft_vocab_coverage`: share of the validation split's supervised tokens (training split if there is none)."""
+    coverage: dict[str, float]
+    """`measure_coverage` of the validation split (of the training split if there is none)."""
 
 
 def open_draft_vocab(config: TrainConfig, target: Target, train: FeatureStore, validation: FeatureStore) -> DraftVocab:
@@ -63,24 +61,37 @@ def open_draft_vocab(config: TrainConfig, target: Target, train: FeatureStore, v
     if size < target.vocab_size:
         forced = target.load_protocol(target.load_tokenizer()).markers.forced_draft_ids
     file = config.output / "vocab_map.safetensors"
-    counts = count_tokens(_supervised_tokens(train), target.vocab_size)
     if not file.is_file():
-        build_vocab_map(counts, draft_vocab_size=size, forced_ids=forced, data_fingerprint=train.fingerprint).save(file)
+        counts = _count_supervised(train, target.vocab_size).sum(dim=0)
+        data = train.fingerprint
+        build_vocab_map(counts, draft_vocab_size=size, forced_ids=forced, data_fingerprint=data).save(file)
     fingerprint = vocab_fingerprint(train.fingerprint, size, target.vocab_size, forced)
     vocab_map = VocabMap.load(file, draft_vocab_size=size, vocab_size=target.vocab_size, fingerprint=fingerprint)
-    held_out = count_tokens(_supervised_tokens(validation), target.vocab_size) if len(validation) else counts
-    return DraftVocab(vocab_map=vocab_map, coverage=compute_coverage(held_out, vocab_map))
+    coverage = measure_coverage(validation if len(validation) else train, vocab_map, target.vocab_size)
+    return DraftVocab(vocab_map=vocab_map, coverage=coverage)
+
+
+def measure_coverage(store: FeatureStore, vocab_map: VocabMap, vocab_size: int) -> dict[str, float]:
+    """Share of a split's supervised tokens inside the draft vocabulary: `all`, and each part of an answer there is."""
+    counts = _count_supervised(store, vocab_size)
+    parts = {"all": counts.sum(dim=0), **dict(zip(SPAN_NAMES, counts, strict=True))}
+    return {name: compute_coverage(part, vocab_map) for name, part in parts.items() if name == "all" or part.any()}
+
+
+def needs_final_norm(manifest: StoreManifest) -> bool:
+    """Whether stored final states are still to be normed: exactly one norm stands before the head."""
+    return manifest.final_pre_norm
 
 
 def build_training_module(
-    config: TrainConfig, target: Target, vocab_map: VocabMap, aux_layer_ids: tuple[int, ...]
+    config: TrainConfig, target: Target, vocab_map: VocabMap, manifest: StoreManifest
 ) -> TrainingTimeTest:
     """The drafter, initialised from the target's embedding, head rows and final norm, inside its training-time test."""
     draft_model = DraftModel(
         DrafterConfig.for_target(
             target.config,
             draft_vocab_size=len(vocab_map.target_ids),
-            aux_layer_ids=aux_layer_ids,
+            aux_layer_ids=manifest.aux_layer_ids,
             num_attention_heads=config.num_attention_heads,
             num_key_value_heads=config.num_key_value_heads,
             head_dim=config.head_dim,
@@ -99,7 +110,7 @@ def build_training_module(
     return TrainingTimeTest(
         draft_model,
         target_head=head,
-        final_norm=final_norm,
+        final_norm=final_norm if needs_final_norm(manifest) else None,
         final_norm_eps=target.rms_norm_eps,
         ttt_steps=config.ttt_steps,
         ttt_step_decay=config.ttt_step_decay,
@@ -108,6 +119,10 @@ def build_training_module(
     )
 
 
-def _supervised_tokens(store: FeatureStore) -> Iterable[Tensor]:
-    """Of each sample, the tokens a chain may predict: all of the output but its first, which the target samples."""
-    return (store[i].token_ids[store[i].num_prompt_tokens + 1 :] for i in range(len(store)))
+def _count_supervised(store: FeatureStore, vocab_size: int) -> Tensor:
+    """int64 [spans, V]: tokens that a chain may predict, all of an output but its first, which the target samples."""
+    counts = count_tokens(
+        (read_span_kinds(sample) * vocab_size + sample.token_ids[sample.num_prompt_tokens + 1 :] for sample in store),
+        len(SPAN_NAMES) * vocab_size,
+    )
+    return counts.view(len(SPAN_NAMES), vocab_size)

@@ -19,13 +19,15 @@ from torch.utils.data import DataLoader
 from eagle3_kimi.drafter.export import write_drafter
 from eagle3_kimi.hidden_states.store import FeatureStore
 from eagle3_kimi.target import Target, resolve_target
-from eagle3_kimi.training.batches import MicroBatches, PackedBatch, deal, plan_epoch, select_trainable
-from eagle3_kimi.training.checkpoint import load_checkpoint, save_checkpoint
+from eagle3_kimi.training.batches import MicroBatches, PackedBatch, deal, plan_epoch, select_held_out, select_trainable
+from eagle3_kimi.training.checkpoint import check_rate_continues, load_checkpoint, save_checkpoint
 from eagle3_kimi.training.config import TrainConfig
-from eagle3_kimi.training.launch import build_accelerator
-from eagle3_kimi.training.log import MetricsLog, write_text
+from eagle3_kimi.training.launch import build_accelerator, start_tracker
+from eagle3_kimi.training.log import MetricsLog, describe_chains, write_text
 from eagle3_kimi.training.metrics import Counts
+from eagle3_kimi.training.progress import TrainProgress
 from eagle3_kimi.training.setup import build_training_module, check_manifest, open_draft_vocab
+from eagle3_kimi.training.step import FiniteGuard, StepTrace, apply_gradients
 
 logger = logging.getLogger(__name__)
 
@@ -36,10 +38,15 @@ def train_drafter(config: TrainConfig) -> dict[str, Any]:
 
     Raises:
         DataError: the store is not proven, not of this target, or empty.
-        UsageError: the world size, the precision or the output folder is not the run's.
-        RunStopped: the loss is not finite.
+        UsageError: the world size, the precision, the strategy or the output folder is not the run's.
+        RunStopped: the loss or the gradient is not finite; names the samples.
     """
-    accelerator = build_accelerator(expected_world_size=config.expected_world_size, precision=config.precision)
+    accelerator = build_accelerator(
+        expected_world_size=config.expected_world_size,
+        precision=config.precision,
+        tracker=config.tracker,
+        output=config.output,
+    )
     target = resolve_target(config.target, trust_remote_code=config.trust_remote_code)
     train = FeatureStore(config.store, split="train")
     validation = FeatureStore(config.store, split="validation")
@@ -78,6 +85,10 @@ class _Run:
         self.config, self.accelerator, self.target, self.identity = config, accelerator, target, identity
         self.train_store, self.validation_store = train, validation
         indices, self.refused = select_trainable(train, config.max_length)
+        self.held_out, self.refused_validation = select_held_out(validation, config.max_length)
+        for split, refused in (("train", self.refused), ("validation", self.refused_validation)):
+            if any(refused.values()) and accelerator.is_main_process:
+                logger.warning("refused of the %s split, max_length %d: %s", split, config.max_length, refused)
         self.plan = [
             batch
             for epoch in range(config.epochs)
@@ -87,7 +98,7 @@ class _Run:
         ][: config.max_steps]
         with accelerator.main_process_first():
             self.vocab = open_draft_vocab(config, target, train, validation)
-        module = build_training_module(config, target, self.vocab.vocab_map, train.manifest.aux_layer_ids)
+        module = build_training_module(config, target, self.vocab.vocab_map, train.manifest)
         self.drafter_config = module.draft_model.config
         optimizer = torch.optim.AdamW(
             module.parameters(),
@@ -101,40 +112,54 @@ class _Run:
 
     def train(self) -> dict[str, Any]:
         """Runs the steps that are left and everything after them."""
-        config = self.config
+        config, total, main = self.config, len(self.plan), self.accelerator.is_main_process
         checkpoints = config.output / "checkpoints"
         first = load_checkpoint(self.accelerator, checkpoints, identity=self.identity)
-        log = MetricsLog(config.output / "metrics.jsonl", first, active=self.accelerator.is_main_process)
+        if first:
+            saved = self.optimizer.param_groups[0]["lr"]
+            check_rate_continues(saved, compute_learning_rate(first, total, config), step=first)
+        name = config.output.resolve().name
+        start_tracker(self.accelerator, config.as_plain(), name=name, identity=self.identity, first=first)
+        log = MetricsLog(config.output / "metrics.jsonl", first, active=main, track=self.accelerator.log)
+        guard = FiniteGuard()
         loader, counts = self._load(self.train_store, self.plan[first:])
         batches = iter(loader)
-        for step, micro_batches in enumerate(counts, start=first + 1):
-            rate = compute_learning_rate(step, len(self.plan), config)
-            ids, totals = self._step(batches, micro_batches, rate)
-            log.add(step, ids, totals)
-            last = step == len(self.plan)
-            saving = step % config.checkpoint_every == 0 or last
-            if saving or step % config.log_every == 0 or (config.evaluate_every and step % config.evaluate_every == 0):
-                log.write(step, lr=rate, total=len(self.plan))
-            if config.evaluate_every and step % config.evaluate_every == 0 and not last:
-                log.write_evaluation(step, self.evaluate())
-            if saving:
-                save_checkpoint(
-                    self.accelerator,
-                    checkpoints,
-                    step=step,
-                    identity=self.identity,
-                    keep=config.keep_checkpoints,
-                    origin=self._describe_origin(),
-                )
+        with TrainProgress(total, first, active=main) as progress:
+            for step, micro_batches in enumerate(counts, start=first + 1):
+                rate = compute_learning_rate(step, total, config)
+                totals, trace = self._step(step, batches, micro_batches, rate)
+                guard.add(trace)
+                log.add(totals)
+                last = step == total
+                saving = step % config.checkpoint_every == 0 or last
+                evaluating = bool(config.evaluate_every) and step % config.evaluate_every == 0 and not last
+                if saving or evaluating or step % config.log_every == 0:
+                    guard.finish()
+                    progress.advance(step, log.write(step, lr=rate, grad_norm=trace.grad_norm))
+                if evaluating:
+                    log.write_evaluation(step, self.evaluate())
+                if saving:
+                    save_checkpoint(
+                        self.accelerator,
+                        checkpoints,
+                        step=step,
+                        identity=self.identity,
+                        keep=config.keep_checkpoints,
+                        origin=self._describe_origin(),
+                    )
         held_out = self.evaluate()
-        log.write_evaluation(len(self.plan), held_out)
+        log.write_evaluation(total, held_out)
+        for tracker in self.accelerator.trackers:
+            tracker.finish()
         self._export()
         return self._summarise(held_out, log)
 
-    def _step(self, batches: Iterator[PackedBatch], micro_batches: int, rate: float) -> tuple[tuple[str, ...], Tensor]:
-        """One optimizer step: sums over micro-batches and ranks, divided once by the global supervised tokens."""
+    def _step(
+        self, step: int, batches: Iterator[PackedBatch], micro_batches: int, rate: float
+    ) -> tuple[Tensor, StepTrace]:
+        """One optimizer step over this rank's micro-batches; the sums of all ranks, and where they come from."""
         totals = torch.zeros((), dtype=torch.float64, device=self.accelerator.device)
-        ids: tuple[str, ...] = ()
+        traced = []
         for index in range(micro_batches):
             batch = next(batches).to(self.accelerator.device)
             waiting = index < micro_batches - 1
@@ -142,31 +167,28 @@ class _Run:
                 loss, vector = self.model(batch)
                 self.accelerator.backward(loss)
             totals = totals + vector
-            ids += batch.ids
+            traced.append((batch.ids, vector[0]))
         totals = self.accelerator.reduce(totals, reduction="sum")
-        gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
-        # DDP averages over ranks; what is wanted is the sum over ranks, divided by the supervised tokens of all.
-        torch._foreach_mul_(gradients, (self.accelerator.num_processes / totals[1].clamp_min(1)).to(gradients[0].dtype))
-        self.accelerator.clip_grad_norm_(self.parameters, self.config.max_grad_norm)
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
-        self.optimizer.step()
-        self.optimizer.zero_grad()
-        return ids, totals
+        norm = apply_gradients(
+            self.parameters,
+            self.optimizer,
+            supervised_tokens=totals[1],
+            world_size=self.accelerator.num_processes,
+            max_grad_norm=self.config.max_grad_norm,
+            learning_rate=rate,
+        )
+        return totals, StepTrace(step=step, loss_sum=totals[0], grad_norm=norm, micro_batches=traced)
 
     @torch.no_grad()
     def evaluate(self) -> Counts | None:
         """Counts over the validation split; None where there is none to judge by."""
-        lengths = self.validation_store.lengths
-        usable = [i for i, length in enumerate(lengths) if length <= self.config.max_length]
-        usable = [i for i in usable if len(self.validation_store[i].target_argmax) > 0]
-        if not usable:
+        if not self.held_out:
             return None
-        loader, _ = self._load(self.validation_store, [usable])
+        loader, _ = self._load(self.validation_store, [self.held_out])
         totals = torch.zeros((), dtype=torch.float64, device=self.accelerator.device)
         for batch in loader:
             totals = totals + self.model(batch.to(self.accelerator.device))[1]
-        return Counts.unpack(self.accelerator.reduce(totals, reduction="sum"))
+        return Counts.unpack(self.accelerator.reduce(totals, reduction="sum").cpu())
 
     def _load(self, store: FeatureStore, batches: list[list[int]]) -> tuple[DataLoader[PackedBatch], list[int]]:
         """This rank's micro-batches of some global batches, and how many each of those has here."""
@@ -205,11 +227,14 @@ class _Run:
             "world_size": self.accelerator.num_processes,
             "evaluated_on": "validation" if held_out else "train",
             "loss": counts.loss if counts else None,
-            "acceptance": list(counts.acceptance) if counts else None,
-            "simulated_acceptance_length": counts.simulated_acceptance_length if counts else None,
+            "acceptance": list(counts.total.acceptance) if counts else None,
+            "simulated_acceptance_length": counts.total.simulated_acceptance_length if counts else None,
+            **(describe_chains(counts) if counts else {}),
             "draft_vocab_size": self.drafter_config.draft_vocab_size,
-            "draft_vocab_coverage": self.vocab.coverage,
+            "draft_vocab_coverage": self.vocab.coverage["all"],
+            "draft_vocab_coverage_by_span": {k: v for k, v in self.vocab.coverage.items() if k != "all"},
             "refused": self.refused,
+            "refused_validation": self.refused_validation,
             "drafter": str(self.config.output / "export"),
         }
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -21,7 +20,7 @@ class TrainingTimeTest(nn.Module):
     Args:
         draft_model: the drafter.
         target_head: [D, H], the target's head rows of the draft vocabulary.
-        final_norm: [H], the weight of the target's final norm.
+        final_norm: [H], the weight of the target's final norm; None where the final states are stored after it.
         final_norm_eps: its epsilon.
         ttt_steps: K.
         ttt_step_decay: step k weighs decay^k, normalised to sum 1.
@@ -30,14 +29,14 @@ class TrainingTimeTest(nn.Module):
     """
 
     target_head: Tensor
-    final_norm: Tensor
+    final_norm: Tensor | None
 
     def __init__(
         self,
         draft_model: DraftModel,
         *,
         target_head: Tensor,
-        final_norm: Tensor,
+        final_norm: Tensor | None,
         final_norm_eps: float,
         ttt_steps: int,
         ttt_step_decay: float = 0.8,
@@ -58,13 +57,11 @@ class TrainingTimeTest(nn.Module):
         """Loss sum (float32 scalar, to be divided by the global number of supervised tokens) and `pack_counts`."""
         model = self.draft_model
         states = model.unroll(batch.aux_hidden_states, batch.input_ids, batch.chain_ids, batch.rows)
-        valid = self._in_draft_vocab(batch.target_argmax)
-        target_states = F.rms_norm(
-            batch.final_hidden_states,
-            self.final_norm.shape,
-            self.final_norm.to(batch.final_hidden_states.dtype),
-            self.final_norm_eps,
-        )
+        valid = model.knows(batch.target_argmax)
+        target_states = batch.final_hidden_states
+        if self.final_norm is not None:
+            weight = self.final_norm.to(target_states.dtype)
+            target_states = F.rms_norm(target_states, weight.shape, weight, self.final_norm_eps)
         loss, predictions = compute_head_loss(
             states,
             model.lm_head.weight,
@@ -81,10 +78,6 @@ class TrainingTimeTest(nn.Module):
             draft_to_target[ids] == batch.target_argmax[batch.rows.targets(step)]
             for step, ids in enumerate(predictions)
         ]
-        return loss, pack_counts(loss, valid.sum(), batch.num_tokens, hits, batch.rows)
-
-    def _in_draft_vocab(self, ids: Tensor) -> Tensor:
-        config = self.draft_model.config
-        if config.draft_vocab_size == config.vocab_size:
-            return torch.ones_like(ids, dtype=torch.bool)
-        return self.draft_model.t2d[ids]
+        reachable = [valid[batch.rows.targets(step)] for step in range(len(hits))]
+        counts = pack_counts(loss, valid.sum(), batch.num_tokens, hits, reachable, batch.span_kinds, batch.rows)
+        return loss, counts

@@ -9,24 +9,30 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from datasets import load_from_disk
 from rich.console import Console
+from safetensors.torch import load_file
 
 import eagle3_kimi
 from eagle3_kimi.demo import DemoSettings, render_table, run_demo
+from eagle3_kimi.demo.prompts import build_held_out_prompts
 from eagle3_kimi.demo.run import STAGES
 from eagle3_kimi.demo.settings import choose_topology, find_repository
 from eagle3_kimi.demo.stages import Stages
 from eagle3_kimi.demo.workdir import WorkFolder
 from eagle3_kimi.errors import UsageError
+from eagle3_kimi.evaluation import AcceptanceReport, AcceptanceRequest, measure_acceptance
 from eagle3_kimi.evaluation.run import evaluate_drafter
 from eagle3_kimi.evaluation.settings import EvaluationConfig
 from eagle3_kimi.target import resolve_target
 from eagle3_kimi.tiny.problems import generate_problems
+from tests.evaluation.served_logits import compare_chains
 
 SETTINGS: dict[str, Any] = {
     "problems": 48,
@@ -151,6 +157,40 @@ def test_the_report_needs_nothing_from_elsewhere(workdir: Path) -> None:
     assert (workdir / "training.svg").read_text().startswith("<svg")
 
 
+@pytest.fixture(scope="module")
+def prompts(workdir: Path) -> list[list[int]]:
+    """The prompts that the demo measures with."""
+    splits = load_from_disk(str(workdir / "samples" / "complete")).values()
+    seen = [ids for split in splits for ids in split["prompt_token_ids"]]
+    return build_held_out_prompts(resolve_target("tiny"), SETTINGS["held_out_prompts"], seed=0, seen=seen)
+
+
+@pytest.fixture(scope="module")
+def recorded(
+    workdir: Path, prompts: list[list[int]], tmp_path_factory: pytest.TempPathFactory
+) -> tuple[AcceptanceReport, dict[str, torch.Tensor]]:
+    """vLLM serving the trained drafter: what it counted, and every chain it drafted."""
+    folder, target = tmp_path_factory.mktemp("recorded"), resolve_target("tiny")
+    request = AcceptanceRequest(
+        target=str(target.path),
+        target_revision=target.revision,
+        drafter=str(workdir / "drafter" / "export"),
+        prompts=tuple(map(tuple, prompts)),
+        max_num_seqs=1,
+    )
+    (folder / "request.json").write_text(json.dumps(asdict(request)))
+    files = [str(folder / name) for name in ("request.json", "report.json", "record.safetensors")]
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.evaluation.record_drafts", *files],
+        cwd=find_repository(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return AcceptanceReport.load(folder / "report.json"), load_file(files[-1])
+
+
 @pytest.mark.multiprocess
 @pytest.mark.vllm
 def test_evaluation_serves_what_the_simulation_says(
@@ -201,6 +241,38 @@ def test_evaluation_serves_what_the_simulation_says(
             assert abs(drafted["simulated"]["gap"]) < 0.05  # a near tie may fall either way
         if entry["thinking"]:
             assert drafted["acceptance_length"] > 1.5  # sampled too: the drafter was trained for this
+
+
+@pytest.mark.multiprocess
+@pytest.mark.vllm
+def test_vllm_drafts_what_training_computes(
+    workdir: Path, prompts: list[list[int]], recorded: tuple[AcceptanceReport, dict[str, torch.Tensor]]
+) -> None:
+    """Logits of every step of every chain, the ones after accepted and after refused tokens alike."""
+    report, record = recorded
+    texts = [[*prompt, *output] for prompt, output in zip(prompts, report.output_token_ids, strict=True)]
+    compared = compare_chains(resolve_target("tiny"), workdir / "drafter" / "export", texts, record)
+    assert compared >= report.num_drafts > 50
+    assert 0 < report.accepted_per_position[0] < report.num_drafts
+
+
+@pytest.mark.multiprocess
+@pytest.mark.vllm
+def test_vllm_accepts_exactly_what_the_simulation_says(
+    workdir: Path,
+    prompts: list[list[int]],
+    recorded: tuple[AcceptanceReport, dict[str, torch.Tensor]],
+    tmp_path: Path,
+) -> None:
+    served, _ = recorded
+    simulated = AcceptanceReport.load(workdir / "serving" / "trained.json")
+    plain = measure_acceptance(resolve_target("tiny"), None, prompts, log=tmp_path / "plain.txt")
+    assert plain.output_token_ids == served.output_token_ids == simulated.output_token_ids
+    assert (plain.num_drafts, plain.acceptance_length) == (0, 1.0)
+    assert served.engine == "vllm"
+    assert served.num_drafts == pytest.approx(simulated.num_drafts, rel=0.02)  # a near tie may fall either way
+    for ours, theirs in zip(simulated.accepted_per_position, served.accepted_per_position, strict=True):
+        assert theirs == pytest.approx(ours, rel=0.05, abs=2)
 
 
 def test_wrong_usage_is_one_sentence(tmp_path: Path) -> None:

@@ -7,10 +7,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from eagle3_kimi.drafter.attention import attend
 from eagle3_kimi.drafter.config import DrafterConfig
 from eagle3_kimi.drafter.model import DraftModel
 from eagle3_kimi.drafter.rope import rotate
 from eagle3_kimi.drafter.rows import PackedRows
+from tests.largest_tensor import LargestTensor
 
 
 def build_model(*, kv_heads: int = 4, rope_scaling: dict | None = None) -> DraftModel:
@@ -97,6 +99,38 @@ def test_values_and_gradients_equal_the_naive_ones(sizes: list[tuple[int, int]],
         ]
         for mine, reference in zip(*grads, strict=True):
             torch.testing.assert_close(mine, reference, rtol=1e-4, atol=2e-5)
+
+
+def test_attention_of_a_literal_sample() -> None:
+    """Zero queries see all their keys alike, so the output is the mean of the values they may see.
+
+    step 0     1 2 3 4 | 10 20 30      two documents, the first row of each is context
+    step 1       5                     step 2 has the second row of the first document alone:
+    step 2       8                     it sees 1, 2, 5 and 8
+    """
+    documents = PackedRows.build([(1, 3), (1, 2)], ttt_steps=3).documents
+    keys = torch.randn(7, 1, 8)
+    values = torch.tensor([1.0, 2.0, 3.0, 4.0, 10.0, 20.0, 30.0])[:, None, None].expand(7, 1, 8).contiguous()
+    step_0 = attend(torch.zeros(5, 2, 8), keys, values, [], documents)
+    assert step_0[:, 1, 3].tolist() == pytest.approx([1.5, 2.0, 2.5, 15.0, 20.0])
+
+    later = [(torch.randn(1, 1, 8), torch.full((1, 1, 8), value)) for value in (5.0, 8.0)]
+    step_2 = attend(torch.zeros(1, 2, 8), keys, values, later, documents)
+    assert step_2[0, :, 0].tolist() == pytest.approx([4.0, 4.0])
+
+
+def test_memory_grows_with_the_rows_alone() -> None:
+    """No tensor of forward or backward is rows x rows: twice the document, twice the largest one."""
+    model, largest = build_model(kv_heads=2), []
+    for length in (256, 512):
+        tokens = torch.arange(length) % 23
+        rows = PackedRows.build([(length // 2 - 1, length // 2 - 1)], ttt_steps=3)
+        with LargestTensor() as seen:
+            states = model.unroll(torch.randn(length - 2, 48), tokens[1:-1], tokens[length // 2 : -1], rows)
+            torch.cat(states).sum().backward()
+        largest.append(seen.numel)
+    assert largest[1] <= 2.02 * largest[0]
+    assert largest[1] < 512 * 512
 
 
 def test_rows_of_a_literal_sample() -> None:

@@ -5,8 +5,8 @@ import torch
 
 from eagle3_kimi.drafter.rows import PackedRows
 from eagle3_kimi.training.head_loss import compute_head_loss
-from eagle3_kimi.training.metrics import Counts, count_joint_hits, pack_counts
 from eagle3_kimi.training.objectives import OBJECTIVES, soft_cross_entropy
+from tests.largest_tensor import LargestTensor
 
 
 @pytest.mark.parametrize("name", sorted(OBJECTIVES))
@@ -56,22 +56,16 @@ def test_head_loss_equals_autograd_over_full_logits(chunk: int) -> None:
         torch.testing.assert_close(mine, reference)
 
 
-def test_chains_break_at_the_first_miss() -> None:
-    rows = PackedRows.build([(1, 3), (1, 2)], ttt_steps=3)
-    hits = [
-        torch.tensor([1, 1, 0, 1, 0]).bool(),  # rows 0 1 2 | 3 4
-        torch.tensor([0, 1, 1]).bool(),  # rows 0 1 | 3: row 0 breaks here
-        torch.tensor([1]).bool(),  # row 0: a hit after a miss is none
-    ]
-    assert [int(count) for count in count_joint_hits(hits, rows)] == [3, 2, 0]
-
-    vector = pack_counts(torch.tensor(8.0), torch.tensor(4), 11, hits, rows)
-    counts = Counts.unpack(vector + vector)  # two ranks
-    assert (counts.loss, counts.tokens, counts.chains) == (2.0, 22, (10, 6, 2))
-    assert counts.acceptance == (3 / 5, 2 / 3, 0.0)
-    assert counts.simulated_acceptance_length == pytest.approx(1 + 3 / 5 + 2 / 3)
-
-
-def test_counts_without_a_supervised_token() -> None:
-    counts = Counts(loss_sum=0.0, supervised_tokens=0.0, tokens=0.0, hits=(0.0,), chains=(0.0,))
-    assert (counts.loss, counts.acceptance) == (0.0, (0.0,))
+def test_no_more_logits_than_a_chunk_exist_at_once() -> None:
+    """200 rows of each of two steps over 1,000 ids, 16 target positions at a time; the head itself is 1,000 x 8."""
+    rows = PackedRows.build([(1, 200)], ttt_steps=2)
+    states = [torch.randn(len(step), 8, requires_grad=True) for step in rows.steps]
+    head, target_head = torch.randn(1000, 8, requires_grad=True), torch.randn(1000, 8)
+    target_states, valid = torch.randn(200, 8), torch.ones(200, dtype=torch.bool)
+    with LargestTensor() as largest:
+        loss, _ = compute_head_loss(
+            states, head, target_states, target_head, valid, rows,
+            step_weights=[0.6, 0.4], objective=soft_cross_entropy, chunk=16,
+        )  # fmt: skip
+        loss.backward()
+    assert largest.numel == 16 * 1000

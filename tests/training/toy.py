@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from eagle3_kimi.drafter.config import DrafterConfig
+from eagle3_kimi.drafter.model import DraftModel
 from eagle3_kimi.hidden_states.store import FeatureSample, FeatureStoreWriter, StoreManifest
 from eagle3_kimi.protocol import Span, SpanKind
 from eagle3_kimi.target import Target, folder_digest
+from eagle3_kimi.training.ttt import TrainingTimeTest
 
 VOCAB, HIDDEN, LAYERS, AUX = 40, 32, 4, (1, 2, 3)
 
@@ -65,7 +69,7 @@ class ToyTarget:
             split=split,
             token_ids=ids,
             num_prompt_tokens=prompt,
-            spans=(Span(SpanKind.ANSWER, 0, output),),
+            spans=(Span(SpanKind.REASONING, 0, output // 2), Span(SpanKind.ANSWER, output // 2 + 1, output - 1)),
             aux_hidden_states=context[:-1].contiguous(),
             final_hidden_states=supervised.contiguous(),
             target_argmax=self.logits(supervised).argmax(-1),
@@ -77,11 +81,32 @@ class ToyTarget:
         return normed @ self.lm_head.T
 
 
-def write_toy_run(folder: Path, *, samples: int = 24) -> tuple[Target, Path]:
-    """A target folder and a feature store of samples of uneven lengths."""
+def build_toy_module(*, ttt_steps: int, draft_vocab_size: int = VOCAB) -> TrainingTimeTest:
+    """The training-time test of a drafter over the first `draft_vocab_size` ids."""
     toy = ToyTarget()
-    target = toy.save(folder / "target")
-    manifest = StoreManifest(
+    config = DrafterConfig(
+        hidden_size=HIDDEN,
+        vocab_size=VOCAB,
+        draft_vocab_size=draft_vocab_size,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        intermediate_size=48,
+        aux_layer_ids=AUX,
+        target_num_layers=LAYERS,
+        max_position_embeddings=256,
+    )
+    model, head = DraftModel(config), toy.lm_head[:draft_vocab_size]
+    model.initialise(embed_tokens=toy.embed_tokens, lm_head=head, final_norm=toy.final_norm, seed=0)
+    if draft_vocab_size < VOCAB:
+        model.t2d[:draft_vocab_size] = True  # the first ids: their offsets are zero
+    return TrainingTimeTest(
+        model, target_head=head, final_norm=toy.final_norm, final_norm_eps=1e-5, ttt_steps=ttt_steps
+    )
+
+
+def toy_manifest(target: Target) -> StoreManifest:
+    return StoreManifest(
         target=target.name,
         target_revision=target.revision,
         hidden_size=HIDDEN,
@@ -93,8 +118,17 @@ def write_toy_run(folder: Path, *, samples: int = 24) -> tuple[Target, Path]:
         protocol="toy",
         contract={"passed": True, "agreement": 1.0},
     )
-    with FeatureStoreWriter(folder / "store", manifest) as writer:
+
+
+def write_toy_run(folder: Path, *, samples: int = 24, poisoned: str = "") -> tuple[Target, Path]:
+    """A target folder and a feature store of samples of uneven lengths; the states of one may be near the overflow."""
+    toy = ToyTarget()
+    target = toy.save(folder / "target")
+    with FeatureStoreWriter(folder / "store", toy_manifest(target)) as writer:
         for index in range(samples):
             split = "validation" if index % 6 == 0 else "train"
-            writer.add(toy.sample(index, prompt=2 + index % 5, output=4 + 3 * (index % 7), split=split))
+            sample = toy.sample(index, prompt=2 + index % 5, output=4 + 3 * (index % 7), split=split)
+            if sample.id == poisoned:
+                sample = replace(sample, aux_hidden_states=torch.full_like(sample.aux_hidden_states, 3e38))
+            writer.add(sample)
     return target, folder / "store"
