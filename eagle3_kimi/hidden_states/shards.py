@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,11 @@ def write_json(file: Path, value: dict[str, Any]) -> None:
 def token_digest(token_ids: Tensor) -> str:
     """Short digest of a sample's token ids: tells a regenerated sample from the one in the store."""
     return hashlib.sha256(token_ids.to(torch.int64).contiguous().numpy().tobytes()).hexdigest()[:16]
+
+
+def samples_fingerprint(samples: Iterable[tuple[str, str, str]]) -> str:
+    """Digest of samples given as id, split and `token_digest`, whatever their order."""
+    return hashlib.sha256(json.dumps(sorted(samples)).encode()).hexdigest()
 
 
 def read_token_digests(path: Path) -> dict[str, str]:

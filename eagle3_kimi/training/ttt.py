@@ -11,6 +11,7 @@ from eagle3_kimi.training.batches import PackedBatch
 from eagle3_kimi.training.head_loss import compute_head_loss
 from eagle3_kimi.training.metrics import pack_counts
 from eagle3_kimi.training.objectives import OBJECTIVES
+from eagle3_kimi.training.targets import StateTargets, Targets, TopDraftTargets
 
 
 class TrainingTimeTest(nn.Module):
@@ -57,19 +58,13 @@ class TrainingTimeTest(nn.Module):
     def forward(self, batch: PackedBatch) -> tuple[Tensor, Tensor]:
         """Loss sum (float32 scalar, to be divided by the global number of supervised tokens) and `pack_counts`."""
         model = self.draft_model
+        assert isinstance(batch.aux_hidden_states, Tensor)  # PackedBatch.to has decoded them
         states = model.unroll(batch.aux_hidden_states, batch.input_ids, batch.chain_ids, batch.rows)
         valid = self._in_draft_vocab(batch.target_argmax)
-        target_states = F.rms_norm(
-            batch.final_hidden_states,
-            self.final_norm.shape,
-            self.final_norm.to(batch.final_hidden_states.dtype),
-            self.final_norm_eps,
-        )
         loss, predictions = compute_head_loss(
             states,
             model.lm_head.weight,
-            target_states,
-            self.target_head,
+            self._targets(batch),
             valid,
             batch.rows,
             step_weights=self.step_weights,
@@ -82,6 +77,16 @@ class TrainingTimeTest(nn.Module):
             for step, ids in enumerate(predictions)
         ]
         return loss, pack_counts(loss, valid.sum(), batch.num_tokens, hits, batch.rows)
+
+    def _targets(self, batch: PackedBatch) -> Targets:
+        """The target's distributions, in the form that the batch has."""
+        if batch.top_targets is not None:
+            draft_to_target = self.draft_model.draft_to_target
+            return TopDraftTargets.build(batch.top_targets, draft_to_target, self.draft_model.config.vocab_size)
+        assert batch.final_hidden_states is not None  # a batch has one of the two
+        final_norm = self.final_norm.to(batch.final_hidden_states.dtype)
+        normed = F.rms_norm(batch.final_hidden_states, final_norm.shape, final_norm, self.final_norm_eps)
+        return StateTargets(normed, self.target_head)
 
     def _in_draft_vocab(self, ids: Tensor) -> Tensor:
         config = self.draft_model.config

@@ -33,7 +33,10 @@ def launch(processes: int, output: Path, *options: str) -> subprocess.CompletedP
 
 
 def options_for(target: Target, dataset: Path) -> list[str]:
-    return ["--target", str(target.path), "--dataset", str(dataset), "--aux_layer_ids", str(list(AUX_LAYER_IDS))]
+    return [
+        "--target", str(target.path), "--dataset", str(dataset), "--aux_layer_ids", str(list(AUX_LAYER_IDS)),
+        "--aux_dtype", "fp32", "--targets", "state",
+    ]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -43,6 +46,8 @@ def config(random_target: Target, greedy_dataset: Path, tmp_path_factory: pytest
         target=str(random_target.path),
         output=tmp_path_factory.mktemp("stores") / "transformers",
         aux_layer_ids=AUX_LAYER_IDS,
+        aux_dtype="fp32",
+        targets="state",
         engine="transformers",
         max_batched_tokens=256,
     )
@@ -167,7 +172,7 @@ def test_wrong_options_are_refused(config: ExtractConfig, tmp_path: Path) -> Non
 
 
 def test_shares_are_disjoint_complete_and_even() -> None:
-    refs = [SampleRef(f"{n}", "train", n, 10 + 37 * n % 91, "") for n in range(101)]
+    refs = [SampleRef(f"{n}", "train", n, 10 + 37 * n % 91, "", 1, 0, 0) for n in range(101)]
     shares = plan_shares(refs, 4, window=20)
     assert sorted(ref.id for share in shares for ref in share) == sorted(ref.id for ref in refs)
     tokens = [sum(ref.num_tokens for ref in share) for share in shares]

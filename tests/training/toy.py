@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from eagle3_kimi.hidden_states.store import FeatureSample, FeatureStoreWriter, StoreManifest
+from eagle3_kimi.hidden_states.store import FeatureFormat, FeatureSample, FeatureStoreWriter, StoreManifest
 from eagle3_kimi.protocol import Span, SpanKind
 from eagle3_kimi.target import Target, folder_digest
 
@@ -89,6 +89,7 @@ def write_toy_run(folder: Path, *, samples: int = 24) -> tuple[Target, Path]:
         vocab_size=VOCAB,
         aux_layer_ids=AUX,
         dtype="float32",
+        format=FeatureFormat(aux_dtype="fp32", targets="state"),
         dataset_fingerprint="toy",
         protocol="toy",
         contract={"passed": True, "agreement": 1.0},
