@@ -64,12 +64,13 @@ class StoreManifest:
         layer_ids, stored = tuple(values["aux_layer_ids"]), FeatureFormat(**values["format"])
         return cls(**{**values, "aux_layer_ids": layer_ids, "format": stored})
 
-    def check_same_store(self, other: StoreManifest, path: Path) -> None:
+    def check_same_store(self, other: StoreManifest, path: Path, *, added: Path | None = None) -> None:
         """Refuses to mix what belongs to another target, revision, layer ids, dtype or format.
 
         Args:
             other: what is to be added.
             path: the store of this manifest, to name it.
+            added: the store of the other one, if it has any.
 
         Raises:
             DataError: naming everything that differs.
@@ -81,7 +82,7 @@ class StoreManifest:
         ]
         if differing:
             raise DataError(
-                f"the store {path} holds something else than what is to be added: {'; '.join(differing)}. "
+                f"the store {path} differs from {added or 'what this run would add to it'}: {'; '.join(differing)}. "
                 "A mixed store is never made: choose another output folder"
             )
 

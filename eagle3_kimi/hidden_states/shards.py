@@ -14,6 +14,8 @@ from torch import Tensor
 
 from eagle3_kimi.errors import DataError
 
+_INDEX_KEYS = {"shard", "sha256", "bytes", "samples"}
+
 
 def index_files(path: Path) -> list[Path]:
     """Indexes of the finished shards in the folder `path`."""
@@ -23,11 +25,14 @@ def index_files(path: Path) -> list[Path]:
 def load_index(file: Path) -> dict[str, Any]:
     """A shard's index; raises `DataError` when it is damaged."""
     try:
-        return dict(json.loads(file.read_text(encoding="utf-8")))
+        index = json.loads(file.read_text(encoding="utf-8"))
+        if not isinstance(index, dict) or not _INDEX_KEYS <= index.keys():
+            raise ValueError(f"it should have {sorted(_INDEX_KEYS)}")
     except ValueError as error:
         raise DataError(
             f"the index {file} is damaged ({error}); delete it and its shard, then extract again"
         ) from error
+    return index
 
 
 def file_digest(file: Path, *, sync: bool = False) -> str:

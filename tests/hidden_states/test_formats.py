@@ -31,7 +31,7 @@ def build_manifest(config: dict[str, int], store_format: FeatureFormat) -> Store
     return StoreManifest(
         target="t", target_revision="r", hidden_size=config["hidden_size"], num_layers=config["num_hidden_layers"],
         vocab_size=config["vocab_size"], aux_layer_ids=(2, 30, 58), dtype="bfloat16", format=store_format,
-        dataset_fingerprint="d", protocol="kimi-k2.5",
+        dataset_fingerprint="d", protocol="kimi-k2.5", contract={"passed": True, "agreement": 1.0},
     )  # fmt: skip
 
 

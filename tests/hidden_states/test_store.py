@@ -28,7 +28,7 @@ from eagle3_kimi.protocol import Span, SpanKind
 MANIFEST = StoreManifest(
     target="t", target_revision="r1", hidden_size=4, num_layers=4, vocab_size=50, aux_layer_ids=(1, 2, 3),
     dtype="float32", format=FeatureFormat(aux_dtype="fp32", targets="state"), dataset_fingerprint="d",
-    protocol="tiny-kimi",
+    protocol="tiny-kimi", contract={"passed": True, "agreement": 1.0},
 )  # fmt: skip
 
 
