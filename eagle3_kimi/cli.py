@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from eagle3_kimi.commands import drafter, evaluate, hub, plan
+from eagle3_kimi.commands import drafter, evaluate, hub, plan, store
 from eagle3_kimi.errors import Eagle3KimiError, UsageError
 
 KIMI = "moonshotai/Kimi-K2.5"
@@ -21,6 +21,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
+app.add_typer(store.app, name="store")
 
 
 def main() -> None:

@@ -12,11 +12,13 @@ from dataclasses import dataclass
 
 from eagle3_kimi.drafter.config import DrafterConfig
 from eagle3_kimi.errors import UsageError
+from eagle3_kimi.hidden_states.disk import compute_state_bytes
+from eagle3_kimi.hidden_states.formats import AuxDtype, FeatureFormat, Targets, bytes_per_token
 from eagle3_kimi.target_sizes import TargetSizes
 
 NUM_AUX_LAYERS = 3
-AUX_DTYPES, TARGETS = ("fp8", "bf16"), ("topk", "state")
-_TOP_K, _OUTLIERS = 64, 16
+AUX_DTYPES: tuple[AuxDtype, ...] = ("fp8", "bf16")
+TARGETS: tuple[Targets, ...] = ("topk", "state")
 _USABLE = 0.9
 _WORKSPACE_BYTES = 4e9
 _MEMORY_SHARE, _PREFILL_SHARE, _TRAINING_SHARE = 0.4, 0.35, 0.35
@@ -108,11 +110,15 @@ def make_plan(request: PlanRequest) -> Plan:
     return Plan(
         tensor_parallel_size=tensor_parallel_size,
         store_bytes={
-            (aux, targets): compute_bytes_per_token(request.target, aux, targets, request.answer_share)
+            (aux, targets): bytes_per_token(
+                request.target.config, FeatureFormat(aux_dtype=aux, targets=targets), request.answer_share
+            )
             for aux in AUX_DTYPES
             for targets in TARGETS
         },
-        peers_bytes=(NUM_AUX_LAYERS + 1) * request.target.hidden_size * 2,
+        peers_bytes=compute_state_bytes(
+            tokens=1, hidden_size=request.target.hidden_size, states=NUM_AUX_LAYERS + 1, bytes_per_value=2
+        ),
         other_disk={
             "samples": request.tokens * _SAMPLE_BYTES_PER_TOKEN,
             "checkpoints": _KEPT_CHECKPOINTS * 12 * count_drafter_parameters(request.drafter),
@@ -126,18 +132,6 @@ def make_plan(request: PlanRequest) -> Plan:
             _plan_online(request),
         ),
     )
-
-
-def compute_bytes_per_token(target: TargetSizes, aux_dtype: str, targets: str, supervised_share: float) -> float:
-    """Bytes a token in a store's shards.
-
-    fp8: a code a value, and of each layer a scale and 16 outliers (value and channel). topk: 64 ids and
-    log-probabilities and the tail's mass; state: the final state and the target's choice. Token ids beside them.
-    """
-    hidden = target.hidden_size
-    layer = 2 * hidden if aux_dtype == "bf16" else hidden + 4 + 4 * min(_OUTLIERS, hidden)
-    choice = 2 * hidden + 4 if targets == "state" else 6 * min(_TOP_K, target.vocab_size) + 4
-    return 4 + NUM_AUX_LAYERS * layer + supervised_share * choice
 
 
 def count_drafter_parameters(config: DrafterConfig) -> int:

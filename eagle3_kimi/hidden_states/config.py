@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from eagle3_kimi.errors import UsageError
+from eagle3_kimi.hidden_states.formats import AuxDtype, FeatureFormat, Targets
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,15 +27,25 @@ class ExtractConfig:
     tensor_parallel_size: int = 1
     """Processes that share one copy of the target; more processes than that share the data."""
     dtype: str = "auto"
-    """Of the target and of the stored states: `bfloat16`, `float32`, or `auto` (the checkpoint's)."""
+    """Of the target as it runs: `bfloat16`, `float32`, or `auto` (the checkpoint's)."""
+    aux_dtype: AuxDtype = "fp8"
+    """How aux states are stored: `fp8` (a scale per token and layer, outliers in bf16), `bf16`, or `fp32`."""
+    targets: Targets = "topk"
+    """What is stored of the target's choices: its `topk` tokens with their log-probabilities, or its final `state`."""
+    top_k: int = 64
+    """Tokens of a `topk` target."""
     temperature: float | None = None
     """Sampling temperature of the produced tokens, 0 is greedy; None takes the data set's provenance, else 1."""
     protocol: str | None = None
     """Protocol preset that read the spans; None takes the data set's provenance, else detects it."""
     contract_samples: int = 8
     """Samples a group checks against the contract before it writes anything."""
-    max_bad_samples: int = 10
-    """Samples a group may refuse (NaN, wrong length...) before the run stops."""
+    contract_every: int = 256
+    """One of so many later samples is checked too; a failure stops the run, and the store cannot be trained on."""
+    max_refused: float = 0.01
+    """Share of the samples that may be refused (NaN, wrong length, another target's...) before the run stops."""
+    accept_revisions: tuple[str, ...] = ()
+    """Revisions in the samples' provenance that are this target's weights under another name."""
     max_shard_bytes: int = 2 << 30
     """Size at which a shard is written; a killed run extracts at most two shards a group again."""
     max_batched_tokens: int = 8192
@@ -55,6 +66,17 @@ class ExtractConfig:
             raise UsageError(f"engine must be vllm or transformers, not {self.engine!r}")
         if self.engine == "transformers" and self.tensor_parallel_size != 1:
             raise UsageError("the transformers engine holds one whole target a process: tensor_parallel_size must be 1")
-        for name in ("tensor_parallel_size", "contract_samples", "window", "max_shard_bytes", "max_batched_tokens"):
+        positive = (
+            "tensor_parallel_size", "contract_samples", "contract_every", "window", "max_shard_bytes",
+            "max_batched_tokens",
+        )  # fmt: skip
+        for name in positive:
             if getattr(self, name) < 1:
                 raise UsageError(f"{name} must be at least 1, not {getattr(self, name)}")
+        if not 0 <= self.max_refused <= 1:
+            raise UsageError(f"max_refused is a share between 0 and 1, not {self.max_refused}")
+
+    @property
+    def format(self) -> FeatureFormat:
+        """Of the store."""
+        return FeatureFormat(aux_dtype=self.aux_dtype, targets=self.targets, top_k=self.top_k)

@@ -47,6 +47,19 @@ class FirstLayers:
         embedded = embed(self._target, token_ids).to(self._device)
         return self._model(inputs_embeds=embedded[None], use_cache=False).last_hidden_state[0].float().cpu()
 
+    def keep_part(self, projections: tuple[str, ...], processes: int) -> None:
+        """Keeps what the first of `processes` tensor-parallel processes computes of layer 0 before the sum over them.
+
+        They split the columns of the projections that end the attention and the MLP (`attention`, `mlp`); the part of
+        the others is made zero.
+        """
+        names = {"attention": ("o_proj.weight",), "mlp": ("down_proj.weight", "down_proj")}
+        endings = tuple(ending for projection in projections for ending in names[projection])
+        with torch.no_grad():
+            for name, weight in self._model.named_parameters():
+                if name.startswith("layers.0.") and name.endswith(endings):
+                    weight[..., weight.shape[-1] // processes :] = 0
+
     def _read(self, name: str) -> Tensor:
         """One tensor of transformers' model; it stacks the experts that checkpoints keep apart."""
         if name.endswith(".mlp.experts.gate_up_proj"):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import cycle
@@ -14,7 +12,7 @@ import torch
 from torch import Tensor
 
 from eagle3_kimi.errors import DataError, UsageError
-from eagle3_kimi.hidden_states.shards import token_digest
+from eagle3_kimi.hidden_states.shards import samples_fingerprint, token_digest
 from eagle3_kimi.protocol import Span, SpanKind
 
 _SPLITS = ("train", "validation")
@@ -30,6 +28,9 @@ class SampleRef:
     row: int
     num_tokens: int
     digest: str
+    num_prompt_tokens: int
+    lowest_id: int
+    highest_id: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +84,7 @@ class SampleReader:
     @property
     def fingerprint(self) -> str:
         """Digest of ids, splits and token ids, whatever their order."""
-        lines = sorted((ref.id, ref.split, ref.digest) for ref in self.refs)
-        return hashlib.sha256(json.dumps(lines).encode()).hexdigest()
+        return samples_fingerprint((ref.id, ref.split, ref.digest) for ref in self.refs)
 
     def read(self, ref: SampleRef) -> Sample:
         """The sample's ids and spans."""
@@ -100,18 +100,33 @@ class SampleReader:
 
     def provenance(self, key: str) -> Any:
         """A value all samples share, e.g. `temperature`; None where the data set does not say or they differ."""
-        values: set[Any] = set()
-        for split in self._splits.values():
-            if "provenance" not in split.column_names:
-                return None
-            values.update(row.get(key) for row in split["provenance"])
+        values = set(self.recorded("provenance", key).values())
         return values.pop() if len(values) == 1 else None
+
+    def recorded(self, column: str, key: str | None = None) -> dict[str, Any]:
+        """Sample id -> what the column says (its `key`, for a column of structs); empty where there is none."""
+        found: dict[str, Any] = {}
+        for name, split in self._splits.items():
+            if column in split.column_names:
+                ids = (ref.id for ref in self.refs if ref.split == name)
+                values = split[column] if key is None else (row.get(key) for row in split[column])
+                found.update(zip(ids, values, strict=True))
+        return found
 
     def _read_refs(self, name: str) -> Iterator[SampleRef]:
         split = self._splits[name].select_columns(list(_COLUMNS[:3])).with_format("numpy")
         for row, values in enumerate(split):
             ids = torch.cat([torch.as_tensor(values[column]).to(torch.int64) for column in _COLUMNS[1:3]])
-            yield SampleRef(str(values["id"]), name, row, len(ids), token_digest(ids))
+            yield SampleRef(
+                id=str(values["id"]),
+                split=name,
+                row=row,
+                num_tokens=len(ids),
+                digest=token_digest(ids),
+                num_prompt_tokens=len(values["prompt_token_ids"]),
+                lowest_id=int(ids.min()) if len(ids) else 0,
+                highest_id=int(ids.max()) if len(ids) else 0,
+            )
 
 
 def plan_shares(refs: Sequence[SampleRef], num_groups: int, *, window: int) -> list[list[SampleRef]]:

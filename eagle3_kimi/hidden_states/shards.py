@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ import torch
 from torch import Tensor
 
 from eagle3_kimi.errors import DataError
+
+_INDEX_KEYS = {"shard", "sha256", "bytes", "samples"}
 
 
 def index_files(path: Path) -> list[Path]:
@@ -22,11 +25,14 @@ def index_files(path: Path) -> list[Path]:
 def load_index(file: Path) -> dict[str, Any]:
     """A shard's index; raises `DataError` when it is damaged."""
     try:
-        return dict(json.loads(file.read_text(encoding="utf-8")))
+        index = json.loads(file.read_text(encoding="utf-8"))
+        if not isinstance(index, dict) or not _INDEX_KEYS <= index.keys():
+            raise ValueError(f"it should have {sorted(_INDEX_KEYS)}")
     except ValueError as error:
         raise DataError(
             f"the index {file} is damaged ({error}); delete it and its shard, then extract again"
         ) from error
+    return index
 
 
 def file_digest(file: Path, *, sync: bool = False) -> str:
@@ -58,6 +64,11 @@ def write_json(file: Path, value: dict[str, Any]) -> None:
 def token_digest(token_ids: Tensor) -> str:
     """Short digest of a sample's token ids: tells a regenerated sample from the one in the store."""
     return hashlib.sha256(token_ids.to(torch.int64).contiguous().numpy().tobytes()).hexdigest()[:16]
+
+
+def samples_fingerprint(samples: Iterable[tuple[str, str, str]]) -> str:
+    """Digest of samples given as id, split and `token_digest`, whatever their order."""
+    return hashlib.sha256(json.dumps(sorted(samples)).encode()).hexdigest()
 
 
 def read_token_digests(path: Path) -> dict[str, str]:

@@ -7,14 +7,15 @@ from collections.abc import Iterator
 from itertools import islice
 
 import torch
-from torch import Tensor
 from tqdm import tqdm
 
 from eagle3_kimi.errors import DataError, EngineError, RunStopped
-from eagle3_kimi.hidden_states.capture import CaptureRequest, StateSource, TransformersSource, VllmSource
+from eagle3_kimi.hidden_states.capture import CaptureRequest, StateSource
 from eagle3_kimi.hidden_states.config import ExtractConfig
-from eagle3_kimi.hidden_states.contract import ANCHOR_LAYER_ID, ContractReport, ContractSample, check_contract
-from eagle3_kimi.hidden_states.manifest import FeatureSample, StoreManifest, update_manifest
+from eagle3_kimi.hidden_states.contract import ANCHOR_LAYER_ID, ContractCheck, ContractReport, ContractSample
+from eagle3_kimi.hidden_states.encode import FeatureEncoder
+from eagle3_kimi.hidden_states.feature_sample import FeatureSample
+from eagle3_kimi.hidden_states.manifest import StoreManifest, update_manifest
 from eagle3_kimi.hidden_states.ranks import Ranks
 from eagle3_kimi.hidden_states.samples import Sample, SampleReader, SampleRef
 from eagle3_kimi.hidden_states.sink import CapturedStates
@@ -26,7 +27,16 @@ logger = logging.getLogger(__name__)
 
 
 class ShareRun:
-    """One group's share: from captured states to shards."""
+    """One group's share. Ranks that are no leader only drive their engine.
+
+    Args:
+        config: the extraction's options.
+        target: the target model.
+        reader: the data set.
+        manifest: of the store.
+        ranks: this process's place.
+        source: what captures; `ShareRun` closes it.
+    """
 
     def __init__(
         self,
@@ -35,15 +45,21 @@ class ShareRun:
         reader: SampleReader,
         manifest: StoreManifest,
         ranks: Ranks,
-        longest: int,
+        source: StateSource,
     ) -> None:
         self._config, self._target, self._reader, self._manifest, self._ranks = config, target, reader, manifest, ranks
-        self._layer_ids = tuple(sorted({ANCHOR_LAYER_ID, *manifest.aux_layer_ids, target.num_layers}))
-        self._source = self._open_source(longest)
-        self._head: TargetHead | None = None
+        self._source = source
+        self._written = self._tokens = self._refused = self._asked = 0
         if ranks.is_leader:
-            self._head = TargetHead(target, dtype=getattr(torch, manifest.dtype), device=ranks.device)
-        self._written = self._tokens = self._refused = 0
+            head = TargetHead(target, dtype=getattr(torch, manifest.dtype), device=ranks.device)
+            self._encoder = FeatureEncoder(manifest, head, source.layer_ids)
+            self._contract = ContractCheck(
+                target,
+                head,
+                dtype=manifest.dtype,
+                temperature=self._temperature(),
+                tensor_parallel_size=config.tensor_parallel_size,
+            )
 
     @property
     def counts(self) -> tuple[int, int, int]:
@@ -51,16 +67,30 @@ class ShareRun:
         return self._written, self._tokens, self._refused
 
     def extract(self, share: list[SampleRef]) -> None:
-        """Captures the share; the first samples wait in memory until the contract is known."""
+        """Captures the share; the first samples wait in memory until the contract is known.
+
+        Raises:
+            DataError: the first samples' states fail the contract; nothing is written.
+            RunStopped: a later sample's do, or too many samples were refused.
+        """
+        self._asked = len(share)
         refs = {ref.id: ref for ref in share}
         arriving = self._source.capture(self._requests(share))
         first = list(islice(arriving, self._config.contract_samples))
-        report = self._agree_on_contract([(self._reader.read(refs[s.id]), s) for s in first])
         if not self._ranks.is_leader:
+            self._agree_on_contract([])
             for _ in arriving:  # this rank only computes
                 pass
             return
-        self._write(report, first, arriving, refs)
+        features, proofs = [], []
+        for states in first:
+            sample = self._reader.read(refs[states.id])
+            if encoded := self._encode(sample, states):
+                features.append(encoded)
+                proofs.append(self._proof(sample, states))
+        del first
+        report = self._agree_on_contract(proofs)
+        self._write(report, features, arriving, refs)
         came = self._written + self._refused
         if came != len(share):
             raise EngineError(f"{len(share)} samples were asked for, states of {came} came back from the engine")
@@ -69,55 +99,18 @@ class ShareRun:
         """Stops the engine. vLLM takes the process group down with it, so nothing is gathered afterwards."""
         self._source.close()
 
-    def _open_source(self, longest: int) -> StateSource:
-        config, layer_ids, dtype = self._config, self._layer_ids, self._manifest.dtype
-        if config.engine == "transformers":
-            return TransformersSource(
-                self._target,
-                layer_ids,
-                dtype=dtype,
-                device=self._ranks.device,
-                max_batched_tokens=config.max_batched_tokens,
-            )
-        return VllmSource(
-            self._target,
-            layer_ids,
-            dtype=dtype,
-            tensor_parallel_size=config.tensor_parallel_size,
-            external_launcher=self._ranks.world_size > 1,
-            max_model_len=longest,
-            max_batched_tokens=config.max_batched_tokens,
-            max_tokens_in_flight=config.max_tokens_in_flight,
-            engine_args=config.engine_args,
-        )
-
     def _requests(self, share: list[SampleRef]) -> Iterator[CaptureRequest]:
         for ref in share:
             yield CaptureRequest(ref.id, tuple(self._reader.read(ref).token_ids.tolist()))
 
-    def _agree_on_contract(self, first: list[tuple[Sample, CapturedStates]]) -> ContractReport:
+    def _agree_on_contract(self, proofs: list[ContractSample]) -> ContractReport:
         """Every group checks its own first samples; a fault in one of them stops all."""
-        report = None
-        if self._head is not None and first:
-            report = check_contract(
-                [
-                    ContractSample(
-                        id=sample.id,
-                        token_ids=sample.token_ids,
-                        num_prompt_tokens=sample.num_prompt_tokens,
-                        anchor=self._layers(states, (ANCHOR_LAYER_ID,)),
-                        final=self._layers(states, (self._target.num_layers,)),
-                    )
-                    for sample, states in first
-                ],
-                self._target,
-                self._head,
-                dtype=self._manifest.dtype,
-                temperature=self._temperature(),
-            )
+        report = self._contract.check(proofs) if proofs else None
         reports = [report for report in self._ranks.gather(report) if report is not None]
         for other in reports:
             other.raise_if_failed()
+        if not reports:
+            raise DataError("all of the first samples were refused: there are no states that the contract could check")
         return min(reports, key=lambda other: other.agreement)
 
     def _temperature(self) -> float:
@@ -129,7 +122,7 @@ class ShareRun:
     def _write(
         self,
         report: ContractReport,
-        first: list[CapturedStates],
+        first: list[FeatureSample],
         arriving: Iterator[CapturedStates],
         refs: dict[str, SampleRef],
     ) -> None:
@@ -140,52 +133,60 @@ class ShareRun:
             ) as writer,
             tqdm(total=len(refs), unit=" samples", desc="hidden states", disable=None) as bar,
         ):
-            update_manifest(config.output, contract=report.as_dict())
-            for states in _chain(first, arriving):
-                sample = self._reader.read(refs[states.id])
-                try:
-                    writer.add(self._build_features(sample, states))
-                    self._written, self._tokens = self._written + 1, self._tokens + len(sample.token_ids)
-                except DataError as error:
-                    self._refuse(error)
+            if self._ranks.rank == 0:
+                update_manifest(config.output, contract=report.as_dict())
+            while first:
+                self._add(writer, first.pop(0))  # their memory goes as they are written
                 bar.update()
+            for number, states in enumerate(arriving, start=1):
+                sample = self._reader.read(refs[states.id])
+                if encoded := self._encode(sample, states):
+                    if number % config.contract_every == 0:
+                        self._check_again(self._proof(sample, states))
+                    self._add(writer, encoded)
+                bar.update()
+
+    def _add(self, writer: FeatureStoreWriter, features: FeatureSample) -> None:
+        try:
+            writer.add(features)
+        except DataError as error:
+            self._refuse(error)
+        else:
+            self._written, self._tokens = self._written + 1, self._tokens + len(features.token_ids)
+
+    def _encode(self, sample: Sample, states: CapturedStates) -> FeatureSample | None:
+        """The sample's features; None where it was refused."""
+        try:
+            return self._encoder.encode(sample, states)
+        except DataError as error:
+            self._refuse(error)
+            return None
 
     def _refuse(self, error: DataError) -> None:
         self._refused += 1
         logger.warning("refused: %s", error)
-        if self._refused > self._config.max_bad_samples:
+        if self._refused > self._config.max_refused * self._asked:
             raise RunStopped(
-                f"{self._refused} samples were refused, more than max_bad_samples; the last one: {error}. "
-                "What is written is good and stays"
+                f"{self._refused} of {self._asked} samples were refused, a larger share than max_refused "
+                f"{self._config.max_refused:g}; the last one: {error}. What is written is good and stays"
             ) from error
 
-    def _build_features(self, sample: Sample, states: CapturedStates) -> FeatureSample:
-        if not torch.equal(states.token_ids, sample.token_ids[:-1]):
-            raise DataError(
-                f"sample {sample.id}: the engine saw {len(states.token_ids)} tokens, the data set says "
-                f"{len(sample.token_ids) - 1}, or others"
-            )
-        assert self._head is not None  # only leaders get here
-        final = self._layers(states, (self._target.num_layers,))[sample.num_prompt_tokens :]
-        return FeatureSample(
+    def _proof(self, sample: Sample, states: CapturedStates) -> ContractSample:
+        return ContractSample(
             id=sample.id,
-            split=sample.split,
             token_ids=sample.token_ids,
             num_prompt_tokens=sample.num_prompt_tokens,
-            spans=sample.spans,
-            aux_hidden_states=self._layers(states, self._manifest.aux_layer_ids),
-            final_hidden_states=final,
-            target_argmax=self._head.argmax(final),
+            anchor=self._encoder.layers(states, (ANCHOR_LAYER_ID,)),
+            final=self._encoder.layers(states, (self._target.num_layers,)),
         )
 
-    def _layers(self, states: CapturedStates, layer_ids: tuple[int, ...]) -> Tensor:
-        """[S-1, len(layer_ids) * H] of the captured [S-1, L, H]."""
-        assert states.hidden_states is not None  # only leaders get here
-        columns = [self._layer_ids.index(layer_id) for layer_id in layer_ids]
-        return states.hidden_states[:, columns].flatten(1)
-
-
-def _chain(first: list[CapturedStates], rest: Iterator[CapturedStates]) -> Iterator[CapturedStates]:
-    while first:
-        yield first.pop(0)  # their memory goes as they are written
-    yield from rest
+    def _check_again(self, proof: ContractSample) -> None:
+        """The trickle: one sample in the middle of the run. A fault marks the store, so that nobody trains on it."""
+        report = self._contract.check([proof])
+        if not report.passed:
+            update_manifest(self._config.output, contract=report.as_dict())
+            raise RunStopped(
+                f"after {self._written} good samples the states of {proof.id} failed the contract check: "
+                f"{report.fault}. Up to {self._config.contract_every} samples before it may be wrong too, so the store "
+                f"{self._config.output} is marked as failed; find the cause and extract into another folder"
+            )

@@ -1,16 +1,17 @@
 """The feature store: safetensors shards with an index each, read through the memory map.
 
     store.json                          what every shard has in common (`StoreManifest`)
-    features-r00-00000.safetensors      {id}/aux_hidden_states, {id}/final_hidden_states, ...
+    features-r00-00000.safetensors      {id}/token_ids, {id}/aux_codes, ...: see `FeatureFormat`
     features-r00-00000.json             the index: sha256 of the shard, and one entry a sample
 
 Everything is written under a temporary name, synced and renamed; the index comes last, so a shard
 without its index does not exist. A sample of S tokens with P prompt tokens keeps the aux states of
-positions 0..S-2 (the last token is never an input) and the final state of the supervised positions:
+positions 0..S-2 (the last token is never an input) and what the target says of the next token at the
+supervised positions:
 
     position     0    1   ...  P-1    P   ...  S-2   S-1
     aux          x    x   ...   x     x   ...   x     -
-    final        -    -   ...   -     x   ...   x     -
+    target       -    -   ...   -     x   ...   x     -
 """
 
 from __future__ import annotations
@@ -25,14 +26,16 @@ from typing import Any
 from safetensors import safe_open
 
 from eagle3_kimi.errors import DataError
-from eagle3_kimi.hidden_states.manifest import STORE_SCHEMA_VERSION, TENSORS, FeatureSample, StoreManifest
+from eagle3_kimi.hidden_states.feature_sample import FeatureSample, tensor_names
+from eagle3_kimi.hidden_states.formats import FeatureFormat
+from eagle3_kimi.hidden_states.manifest import STORE_SCHEMA_VERSION, StoreManifest
 from eagle3_kimi.hidden_states.shards import index_files, load_index
 from eagle3_kimi.hidden_states.store_check import StoreCheck, check_store
 from eagle3_kimi.hidden_states.writer import FeatureStoreWriter
-from eagle3_kimi.protocol import Span, SpanKind
 
 __all__ = [
     "STORE_SCHEMA_VERSION",
+    "FeatureFormat",
     "FeatureSample",
     "FeatureStore",
     "FeatureStoreWriter",
@@ -85,14 +88,9 @@ class FeatureStore:
         shard, entry = self._entries[i]
         if shard not in self._shards:
             self._shards[shard] = safe_open(self.path / shard, framework="pt")
-        tensors = {name: self._shards[shard].get_tensor(f"{entry['id']}/{name}") for name in TENSORS}
-        return FeatureSample(
-            id=entry["id"],
-            split=entry["split"],
-            num_prompt_tokens=entry["num_prompt_tokens"],
-            spans=tuple(Span(SpanKind(kind), start, end) for kind, start, end in entry["spans"]),
-            **tensors,
-        )
+        names = tensor_names(self.manifest.format)
+        tensors = {name: self._shards[shard].get_tensor(f"{entry['id']}/{name}") for name in names}
+        return FeatureSample.from_tensors(entry, tensors)
 
     def __iter__(self) -> Iterator[FeatureSample]:
         return (self[i] for i in range(len(self)))

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from eagle3_kimi.hidden_states.topk import TopTargets, find_top_targets
 from eagle3_kimi.target import Target
 
 _ROWS_AT_ONCE = 512
@@ -22,6 +23,8 @@ class TokenScores:
     """float32 [N]: of the given token."""
     entropy: Tensor
     """float32 [N]: of the whole distribution, in nats."""
+    variance: Tensor
+    """float32 [N]: of the log-probability of a token drawn from the distribution."""
 
 
 class TargetHead:
@@ -56,19 +59,28 @@ class TargetHead:
         return torch.cat(parts) if parts else torch.empty(0, dtype=torch.int64)
 
     @torch.inference_mode()
+    def find_top(self, states: Tensor, k: int) -> TopTargets:
+        """[N, H] -> the k most likely tokens after each, on the CPU."""
+        parts = (find_top_targets(self.logits(part), k) for part in states.split(_ROWS_AT_ONCE))
+        return TopTargets.cat([part.to("cpu") for part in parts])
+
+    @torch.inference_mode()
     def score(self, states: Tensor, token_ids: Tensor, *, temperature: float = 1.0) -> TokenScores:
         """Scores the token that follows each state.
 
         Args:
             states: [N, H], before the final norm.
             token_ids: int64 [N].
-            temperature: the sampling's; it scales log-probabilities and entropy, not the argmax.
+            temperature: the sampling's; it scales all but the argmax.
         """
-        argmax, log_prob, entropy = [], [], []
+        argmax, log_prob, entropy, variance = [], [], [], []
         for rows, tokens in zip(states.split(_ROWS_AT_ONCE), token_ids.split(_ROWS_AT_ONCE), strict=True):
             logits = self.logits(rows)
             log_probs = torch.log_softmax(logits / temperature, dim=-1)
             argmax.append(logits.argmax(-1).cpu())
             log_prob.append(log_probs.gather(1, tokens.to(logits.device)[:, None])[:, 0].cpu())
-            entropy.append(-(log_probs.exp() * log_probs).sum(-1).cpu())
-        return TokenScores(torch.cat(argmax), torch.cat(log_prob), torch.cat(entropy))
+            probs = log_probs.exp()
+            mean = (probs * log_probs).sum(-1)
+            entropy.append(-mean.cpu())
+            variance.append(((probs * log_probs.square()).sum(-1) - mean.square()).clamp_min_(0).cpu())
+        return TokenScores(torch.cat(argmax), torch.cat(log_prob), torch.cat(entropy), torch.cat(variance))

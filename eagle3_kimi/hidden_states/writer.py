@@ -6,14 +6,14 @@ import os
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from eagle3_kimi.errors import DataError, RunStopped
-from eagle3_kimi.hidden_states.manifest import MANIFEST_NAME, TENSORS, FeatureSample, StoreManifest
-from eagle3_kimi.hidden_states.shards import file_digest, index_files, load_index, token_digest, write_json
+from eagle3_kimi.hidden_states.feature_sample import FeatureSample
+from eagle3_kimi.hidden_states.manifest import MANIFEST_NAME, StoreManifest
+from eagle3_kimi.hidden_states.shards import file_digest, index_files, load_index, write_json
 
 
 class FeatureStoreWriter:
@@ -54,7 +54,7 @@ class FeatureStoreWriter:
             raise DataError(f"sample {sample.id} is already in the store {self.path}")
         self._seen.add(sample.id)
         self._samples.append(sample)
-        self._bytes += sum(getattr(sample, name).nbytes for name in TENSORS)
+        self._bytes += sum(tensor.nbytes for tensor in sample.to_tensors().values())
         if self._bytes >= self.max_shard_bytes:
             self._flush()
 
@@ -95,7 +95,7 @@ class FeatureStoreWriter:
 
     def _write_shard(self, stem: str, samples: list[FeatureSample]) -> None:
         shard, temporary = self.path / f"{stem}.safetensors", self.path / f".{stem}.safetensors.tmp"
-        tensors = {f"{s.id}/{name}": getattr(s, name).contiguous() for s in samples for name in TENSORS}
+        tensors = {f"{s.id}/{name}": tensor.contiguous() for s in samples for name, tensor in s.to_tensors().items()}
         try:
             save_file(tensors, temporary)
             digest = file_digest(temporary, sync=True)
@@ -107,18 +107,6 @@ class FeatureStoreWriter:
             temporary.unlink(missing_ok=True)
         write_json(
             self.path / f"{stem}.json",
-            {"shard": shard.name, "sha256": digest, "bytes": size, "samples": [index_entry(s) for s in samples]},
+            {"shard": shard.name, "sha256": digest, "bytes": size, "samples": [s.index_entry() for s in samples]},
         )
         self.written_ids.update(sample.id for sample in samples)
-
-
-def index_entry(sample: FeatureSample) -> dict[str, Any]:
-    """What the index says of one sample."""
-    return {
-        "id": sample.id,
-        "split": sample.split,
-        "num_tokens": len(sample.token_ids),
-        "num_prompt_tokens": sample.num_prompt_tokens,
-        "spans": [[str(span.kind), span.start, span.end] for span in sample.spans],
-        "tokens": token_digest(sample.token_ids),
-    }

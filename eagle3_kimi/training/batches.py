@@ -18,7 +18,9 @@ from torch.utils.data import Dataset
 
 from eagle3_kimi.drafter.rows import PackedRows
 from eagle3_kimi.errors import DataError
+from eagle3_kimi.hidden_states.quantize import QuantizedStates
 from eagle3_kimi.hidden_states.store import FeatureSample
+from eagle3_kimi.hidden_states.topk import TopTargets
 from eagle3_kimi.training.spans import read_span_kinds
 
 
@@ -39,14 +41,16 @@ class PackedBatch:
     ids: tuple[str, ...]
     """Sample ids, to name a batch that goes wrong."""
     num_tokens: int
-    aux_hidden_states: Tensor
-    """[T, A*H]."""
+    aux_hidden_states: Tensor | QuantizedStates
+    """[T, A*H]; quantised until `to`, so that fewer bytes travel to the device."""
     input_ids: Tensor
     """int64 [T], the token after each row's own."""
     chain_ids: Tensor
     """int64 [M], tokens at the positions P..S-2."""
-    final_hidden_states: Tensor
-    """[M, H], before the final norm, at the same positions."""
+    final_hidden_states: Tensor | None
+    """[M, H], before the final norm, at the same positions; None where there are `top_targets`."""
+    top_targets: TopTargets | None
+    """[M, k], at the same positions."""
     target_argmax: Tensor
     """int64 [M], at the same positions."""
     span_kinds: Tensor
@@ -55,10 +59,14 @@ class PackedBatch:
 
     def to(self, device: torch.device | str, dtype: torch.dtype = torch.float32) -> PackedBatch:
         """On `device`, states in `dtype`."""
+        aux, final, top = self.aux_hidden_states, self.final_hidden_states, self.top_targets
+        if isinstance(aux, QuantizedStates):
+            aux = aux.to(device, non_blocking=True).decode(dtype)
         return replace(
             self,
-            aux_hidden_states=self.aux_hidden_states.to(device, dtype, non_blocking=True),
-            final_hidden_states=self.final_hidden_states.to(device, dtype, non_blocking=True),
+            aux_hidden_states=aux.to(device, dtype, non_blocking=True),
+            final_hidden_states=None if final is None else final.to(device, dtype, non_blocking=True),
+            top_targets=None if top is None else top.to(device, non_blocking=True),
             input_ids=self.input_ids.to(device, non_blocking=True),
             chain_ids=self.chain_ids.to(device, non_blocking=True),
             target_argmax=self.target_argmax.to(device, non_blocking=True),
@@ -70,19 +78,40 @@ class PackedBatch:
 def pack(samples: Sequence[FeatureSample], ttt_steps: int, *, aux_width: int, hidden_size: int) -> PackedBatch:
     """Packs samples of at least two output tokens each; none at all gives an empty batch, which trains nothing."""
     empty = torch.empty(0, dtype=torch.int64)
-    dtype = samples[0].aux_hidden_states.dtype if samples else torch.float32
-    no_aux, no_final = torch.empty(0, aux_width, dtype=dtype), torch.empty(0, hidden_size, dtype=dtype)
     return PackedBatch(
         ids=tuple(sample.id for sample in samples),
         num_tokens=sum(len(sample.token_ids) for sample in samples),
-        aux_hidden_states=torch.cat([no_aux, *(s.aux_hidden_states[:-1] for s in samples)]),
+        aux_hidden_states=_join_aux(samples, aux_width),
         input_ids=torch.cat([empty, *(s.token_ids[1:-1] for s in samples)]),
         chain_ids=torch.cat([empty, *(s.token_ids[s.num_prompt_tokens : -1] for s in samples)]),
-        final_hidden_states=torch.cat([no_final, *(s.final_hidden_states for s in samples)]),
+        final_hidden_states=_join_final(samples, hidden_size),
+        top_targets=_join_top(samples),
         target_argmax=torch.cat([empty, *(s.target_argmax for s in samples)]),
         span_kinds=torch.cat([empty, *(read_span_kinds(s) for s in samples)]),
         rows=PackedRows.build([(s.num_prompt_tokens - 1, len(s.target_argmax)) for s in samples], ttt_steps),
     )
+
+
+def _join_aux(samples: Sequence[FeatureSample], width: int) -> Tensor | QuantizedStates:
+    """Rows 0..S-3 of each sample: the last state predicts nothing."""
+    states = [sample.aux_hidden_states for sample in samples]
+    quantized = [part.map(lambda rows: rows[:-1]) for part in states if isinstance(part, QuantizedStates)]
+    if quantized:
+        return QuantizedStates.cat(quantized)
+    plain = [part[:-1] for part in states if isinstance(part, Tensor)]
+    return torch.cat(plain) if plain else torch.empty(0, width)
+
+
+def _join_final(samples: Sequence[FeatureSample], hidden_size: int) -> Tensor | None:
+    if not samples:
+        return torch.empty(0, hidden_size)
+    parts = [sample.final_hidden_states for sample in samples if sample.final_hidden_states is not None]
+    return torch.cat(parts) if parts else None
+
+
+def _join_top(samples: Sequence[FeatureSample]) -> TopTargets | None:
+    parts = [sample.top_targets for sample in samples if sample.top_targets is not None]
+    return TopTargets.cat(parts) if parts else None
 
 
 def select_trainable(samples: Samples, max_length: int) -> tuple[list[int], dict[str, int]]:

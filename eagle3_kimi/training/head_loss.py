@@ -14,13 +14,13 @@ from torch import Tensor
 
 from eagle3_kimi.drafter.rows import PackedRows
 from eagle3_kimi.training.objectives import Objective
+from eagle3_kimi.training.targets import Targets
 
 
 def compute_head_loss(
     states: list[Tensor],
     head: Tensor,
-    target_states: Tensor,
-    target_head: Tensor,
+    targets: Targets,
     valid: Tensor,
     rows: PackedRows,
     *,
@@ -33,8 +33,7 @@ def compute_head_loss(
     Args:
         states: K tensors [M_k, H], the drafter's normed states.
         head: [D, H], the drafter's head.
-        target_states: [M, H], the target's final states after its final norm.
-        target_head: [D, H], the target's head rows of the draft vocabulary.
+        targets: the target at the M positions.
         valid: bool [M]: the target's own choice is in the draft vocabulary; other rows are masked.
         rows: the layout.
         step_weights: K weights.
@@ -46,7 +45,7 @@ def compute_head_loss(
     """
     loss, *predictions = cast(
         tuple[Tensor, ...],
-        _HeadLoss.apply(head, target_states, target_head, valid, rows, step_weights, objective, chunk, *states),
+        _HeadLoss.apply(head, targets, valid, rows, step_weights, objective, chunk, *states),
     )
     return loss, predictions
 
@@ -56,8 +55,7 @@ class _HeadLoss(torch.autograd.Function):
     def forward(
         ctx: Any,
         head: Tensor,
-        target_states: Tensor,
-        target_head: Tensor,
+        targets: Targets,
         valid: Tensor,
         rows: PackedRows,
         step_weights: list[float],
@@ -67,22 +65,23 @@ class _HeadLoss(torch.autograd.Function):
     ) -> tuple[Tensor, ...]:
         learning = any(ctx.needs_input_grad)
         weight = head.to(states[0].dtype)
-        target_weight = target_head.to(target_states.dtype)
         loss = torch.zeros((), dtype=torch.float32, device=head.device)
         grad_head = torch.zeros(head.shape, dtype=torch.float32, device=head.device) if learning else None
         grad_states = [torch.empty_like(state) if learning else state for state in states]
         predictions = [torch.empty(len(state), dtype=torch.int64, device=state.device) for state in states]
-        bounds = _chunk_bounds(rows, len(target_states), chunk)
+        bounds = _chunk_bounds(rows, len(targets), chunk)
         for start, ranges in bounds:
-            p = torch.softmax((target_states[start : start + chunk] @ target_weight.T).float(), dim=-1)
+            target_range = targets.read(start, start + chunk)
+            size = min(chunk, len(targets) - start)
             for step, (low, high) in enumerate(ranges):
                 if low == high:
                     continue
-                targets = rows.targets(step)[low:high]
+                judges = rows.targets(step)[low:high]
                 logits = (states[step][low:high] @ weight.T).float()
                 predictions[step][low:high] = logits.argmax(dim=-1)
-                row_loss, grad = objective(logits, p if high - low == len(p) else p[targets - start])
-                scale = valid[targets].float() * step_weights[step]
+                p = target_range.probabilities(logits, None if high - low == size else judges - start)
+                row_loss, grad = objective(logits, p)
+                scale = valid[judges].float() * step_weights[step]
                 loss += row_loss @ scale
                 if grad_head is not None:
                     grad = grad.mul_(scale[:, None]).to(weight.dtype)
@@ -98,7 +97,7 @@ class _HeadLoss(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         grad_head, *grad_states = ctx.saved_tensors
         scaled = [(grad * grads[0]).to(grad.dtype) for grad in grad_states]
-        return (grad_head * grads[0]).to(ctx.head_dtype), None, None, None, None, None, None, None, *scaled
+        return (grad_head * grads[0]).to(ctx.head_dtype), None, None, None, None, None, None, *scaled
 
 
 def _chunk_bounds(rows: PackedRows, num_targets: int, chunk: int) -> list[tuple[int, list[tuple[int, int]]]]:

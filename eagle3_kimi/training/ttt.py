@@ -10,6 +10,7 @@ from eagle3_kimi.training.batches import PackedBatch
 from eagle3_kimi.training.head_loss import compute_head_loss
 from eagle3_kimi.training.metrics import pack_counts
 from eagle3_kimi.training.objectives import OBJECTIVES
+from eagle3_kimi.training.targets import StateTargets, Targets, TopDraftTargets
 
 
 class TrainingTimeTest(nn.Module):
@@ -56,17 +57,13 @@ class TrainingTimeTest(nn.Module):
     def forward(self, batch: PackedBatch) -> tuple[Tensor, Tensor]:
         """Loss sum (float32 scalar, to be divided by the global number of supervised tokens) and `pack_counts`."""
         model = self.draft_model
+        assert isinstance(batch.aux_hidden_states, Tensor)  # PackedBatch.to has decoded them
         states = model.unroll(batch.aux_hidden_states, batch.input_ids, batch.chain_ids, batch.rows)
         valid = model.knows(batch.target_argmax)
-        target_states = batch.final_hidden_states
-        if self.final_norm is not None:
-            weight = self.final_norm.to(target_states.dtype)
-            target_states = F.rms_norm(target_states, weight.shape, weight, self.final_norm_eps)
         loss, predictions = compute_head_loss(
             states,
             model.lm_head.weight,
-            target_states,
-            self.target_head,
+            self._targets(batch),
             valid,
             batch.rows,
             step_weights=self.step_weights,
@@ -81,3 +78,15 @@ class TrainingTimeTest(nn.Module):
         reachable = [valid[batch.rows.targets(step)] for step in range(len(hits))]
         counts = pack_counts(loss, valid.sum(), batch.num_tokens, hits, reachable, batch.span_kinds, batch.rows)
         return loss, counts
+
+    def _targets(self, batch: PackedBatch) -> Targets:
+        """The target's distributions, in the form that the batch has."""
+        if batch.top_targets is not None:
+            draft_to_target = self.draft_model.draft_to_target
+            return TopDraftTargets.build(batch.top_targets, draft_to_target, self.draft_model.config.vocab_size)
+        states = batch.final_hidden_states
+        assert states is not None  # a batch has one of the two
+        if self.final_norm is not None:
+            weight = self.final_norm.to(states.dtype)
+            states = F.rms_norm(states, weight.shape, weight, self.final_norm_eps)
+        return StateTargets(states, self.target_head)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from eagle3_kimi.errors import DataError
@@ -16,6 +18,7 @@ from eagle3_kimi.hidden_states.contract import ContractReport, ContractSample, c
 from eagle3_kimi.hidden_states.target_head import TargetHead
 from eagle3_kimi.target import Target
 from tests.hidden_states.random_target import generate_rows, save_random_target
+from tests.hidden_states.tiny_answers import TinyAnswers
 
 
 @dataclass
@@ -50,6 +53,11 @@ def capture(target: Target, rows: list[dict], *, dtype: str = "float32") -> Capt
     ]
     head = TargetHead(target, dtype=getattr(torch, dtype))
     return Captured(target, head, samples, [states[row["id"]] for row in rows])
+
+
+@pytest.fixture(scope="module")
+def tiny_answers(tiny_target: Path) -> TinyAnswers:
+    return TinyAnswers(tiny_target)
 
 
 @pytest.fixture(scope="module")
@@ -124,6 +132,55 @@ def test_final_state_after_the_norm_is_named(captured: Captured) -> None:
         return replace(sample, final=scaled * captured.head.norm_weight)
 
     assert "after the final norm" in captured.check(captured.planted(normed)).fault
+
+
+def save_unreduced(target: Target, path: Path, endings: tuple[str, ...]) -> Target:
+    """The target as the first of two tensor-parallel processes computes it when nothing is summed up."""
+    shutil.copytree(target.path, path)
+    tensors = load_file(path / "model.safetensors")
+    for name, tensor in tensors.items():
+        if name.endswith(endings):
+            tensor[:, tensor.shape[1] // 2 :] = 0
+    save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
+    return replace(target, path=path)
+
+
+@pytest.mark.parametrize(
+    ("endings", "part"),
+    [
+        (("o_proj.weight", "down_proj.weight"), "attention and mlp"),
+        (("down_proj.weight",), "part of layer 0's mlp"),
+        (("o_proj.weight",), "part of layer 0's attention"),
+    ],
+)
+def test_shards_that_were_not_reduced_are_named(
+    captured: Captured, greedy_rows: list[dict], tmp_path: Path, endings: tuple[str, ...], part: str
+) -> None:
+    planted = capture(save_unreduced(captured.target, tmp_path / "part", endings), greedy_rows[:6]).samples
+    report = captured.check(planted, tensor_parallel_size=2)
+    assert "shards were not reduced" in report.fault
+    assert part in report.fault
+    assert "neither" in captured.check(planted).fault  # one process has nothing to reduce
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_wrong_template_is_named(tiny_answers: TinyAnswers, temperature: float) -> None:
+    """The trained tiny target: a random one knows no template."""
+    rows = tiny_answers.generate(temperature)
+    right = capture(tiny_answers.target, rows)
+    assert right.check(temperature=temperature).passed
+    for rendering in ("thoughts closed", "thoughts not opened"):
+        wrong = [{**row, "prompt_token_ids": tiny_answers.render(row["messages"], rendering)} for row in rows]
+        report = capture(tiny_answers.target, wrong).check(temperature=temperature)
+        assert "wrong template" in report.fault, rendering
+
+
+def test_answers_of_another_revision_are_named(captured: Captured, random_target: Target, tmp_path: Path) -> None:
+    """The states are the target's, the tokens are not."""
+    other = save_random_target(tmp_path / "other", seed=5)
+    fault = capture(random_target, generate_rows(other, 6, temperature=0.0)).check().fault
+    assert "wrong revision" in fault
+    assert "boundary" not in fault
 
 
 def test_states_of_another_revision_are_named(captured: Captured, greedy_rows: list[dict], tmp_path: Path) -> None:

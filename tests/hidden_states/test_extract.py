@@ -14,8 +14,10 @@ import torch
 from eagle3_kimi.errors import DataError, UsageError
 from eagle3_kimi.hidden_states.config import ExtractConfig
 from eagle3_kimi.hidden_states.extract import extract_hidden_states
+from eagle3_kimi.hidden_states.quantize import QuantizedStates
 from eagle3_kimi.hidden_states.samples import SampleRef, plan_shares
-from eagle3_kimi.hidden_states.store import FeatureStore, check_store
+from eagle3_kimi.hidden_states.store import FeatureFormat, FeatureStore, check_store
+from eagle3_kimi.hidden_states.target_head import TargetHead
 from eagle3_kimi.target import Target
 from tests.hidden_states.random_target import AUX_LAYER_IDS, save_random_target, save_rows
 
@@ -33,7 +35,10 @@ def launch(processes: int, output: Path, *options: str) -> subprocess.CompletedP
 
 
 def options_for(target: Target, dataset: Path) -> list[str]:
-    return ["--target", str(target.path), "--dataset", str(dataset), "--aux_layer_ids", str(list(AUX_LAYER_IDS))]
+    return [
+        "--target", str(target.path), "--dataset", str(dataset), "--aux_layer_ids", str(list(AUX_LAYER_IDS)),
+        "--aux_dtype", "fp32", "--targets", "state",
+    ]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -43,6 +48,8 @@ def config(random_target: Target, greedy_dataset: Path, tmp_path_factory: pytest
         target=str(random_target.path),
         output=tmp_path_factory.mktemp("stores") / "transformers",
         aux_layer_ids=AUX_LAYER_IDS,
+        aux_dtype="fp32",
+        targets="state",
         engine="transformers",
         max_batched_tokens=256,
     )
@@ -172,10 +179,34 @@ def test_wrong_options_are_refused(config: ExtractConfig, tmp_path: Path) -> Non
 
 
 def test_shares_are_disjoint_complete_and_even() -> None:
-    refs = [SampleRef(f"{n}", "train", n, 10 + 37 * n % 91, "") for n in range(101)]
+    refs = [SampleRef(f"{n}", "train", n, 10 + 37 * n % 91, "", 1, 0, 0) for n in range(101)]
     shares = plan_shares(refs, 4, window=20)
     assert sorted(ref.id for share in shares for ref in share) == sorted(ref.id for ref in refs)
     tokens = [sum(ref.num_tokens for ref in share) for share in shares]
     assert max(tokens) < 1.15 * min(tokens)
     by_length = sorted((ref.num_tokens for ref in refs[:20]), reverse=True)
     assert [ref.num_tokens for ref in shares[0][:5]] == [by_length[n] for n in (0, 7, 8, 15, 16)]
+
+
+def test_the_default_format_keeps_what_was_captured(
+    config: ExtractConfig, expected: FeatureStore, random_target: Target, tmp_path: Path
+) -> None:
+    compact = replace(config, output=tmp_path / "compact", aux_dtype="fp8", targets="topk", top_k=32)
+    extract_hidden_states(compact)
+    store = FeatureStore(compact.output)
+    assert store.manifest.format == FeatureFormat(top_k=32)
+    head = TargetHead(random_target, dtype=torch.float32)
+    for came, full in zip(store, expected, strict=True):
+        assert isinstance(came.aux_hidden_states, QuantizedStates)
+        aux = came.aux_hidden_states.decode()
+        error = (aux - full.aux_hidden_states).norm() / full.aux_hidden_states.norm()
+        assert float(error) < 0.03
+        probabilities = head.logits(full.final_hidden_states).softmax(-1)
+        kept, ids = probabilities.topk(32)
+        assert torch.equal(came.target_argmax, full.target_argmax)
+        assert torch.equal(came.top_targets.ids[:, :4].long(), ids[:, :4])
+        torch.testing.assert_close(came.top_targets.log_probs.float().exp(), kept, rtol=1e-2, atol=1e-4)
+        torch.testing.assert_close(came.top_targets.tail_mass, 1 - kept.sum(-1), rtol=1e-3, atol=1e-5)
+    for other in ({"aux_dtype": "bf16"}, {"targets": "state"}, {"top_k": 64}):
+        with pytest.raises(DataError, match="format aux fp8 with 16 outliers, targets top 32 against aux"):
+            extract_hidden_states(replace(compact, dataset=config.dataset, **other))

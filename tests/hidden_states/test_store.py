@@ -16,6 +16,7 @@ import torch
 
 from eagle3_kimi.errors import DataError, RunStopped
 from eagle3_kimi.hidden_states.store import (
+    FeatureFormat,
     FeatureSample,
     FeatureStore,
     FeatureStoreWriter,
@@ -26,7 +27,8 @@ from eagle3_kimi.protocol import Span, SpanKind
 
 MANIFEST = StoreManifest(
     target="t", target_revision="r1", hidden_size=4, num_layers=4, vocab_size=50, aux_layer_ids=(1, 2, 3),
-    dtype="float32", dataset_fingerprint="d", protocol="tiny-kimi",
+    dtype="float32", format=FeatureFormat(aux_dtype="fp32", targets="state"), dataset_fingerprint="d",
+    protocol="tiny-kimi", contract={"passed": True, "agreement": 1.0},
 )  # fmt: skip
 
 
@@ -91,7 +93,9 @@ def test_bfloat16_states_come_back_as_they_were(tmp_path: Path) -> None:
         aux_hidden_states=sample.aux_hidden_states.bfloat16(),
         final_hidden_states=sample.final_hidden_states.bfloat16(),
     )
-    with FeatureStoreWriter(tmp_path, replace(MANIFEST, dtype="bfloat16")) as writer:
+    with FeatureStoreWriter(
+        tmp_path, replace(MANIFEST, format=FeatureFormat(aux_dtype="bf16", targets="state"))
+    ) as writer:
         writer.add(sample)
     assert_same(FeatureStore(tmp_path)[0], sample)
 

@@ -6,6 +6,7 @@ import torch
 from eagle3_kimi.drafter.rows import PackedRows
 from eagle3_kimi.training.head_loss import compute_head_loss
 from eagle3_kimi.training.objectives import OBJECTIVES, soft_cross_entropy
+from eagle3_kimi.training.targets import StateTargets
 from tests.largest_tensor import LargestTensor
 
 
@@ -38,7 +39,7 @@ def test_head_loss_equals_autograd_over_full_logits(chunk: int) -> None:
     weights = [0.5, 0.3, 0.2]
 
     loss, predictions = compute_head_loss(
-        states, head, target_states, target_head, valid, rows,
+        states, head, StateTargets(target_states, target_head), valid, rows,
         step_weights=weights, objective=soft_cross_entropy, chunk=chunk,
     )  # fmt: skip
     p = (target_states @ target_head.T).softmax(-1)

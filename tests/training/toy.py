@@ -12,7 +12,7 @@ from torch import Tensor
 
 from eagle3_kimi.drafter.config import DrafterConfig
 from eagle3_kimi.drafter.model import DraftModel
-from eagle3_kimi.hidden_states.store import FeatureSample, FeatureStoreWriter, StoreManifest
+from eagle3_kimi.hidden_states.store import FeatureFormat, FeatureSample, FeatureStoreWriter, StoreManifest
 from eagle3_kimi.protocol import Span, SpanKind
 from eagle3_kimi.target import Target, folder_digest
 from eagle3_kimi.training.ttt import TrainingTimeTest
@@ -114,6 +114,7 @@ def toy_manifest(target: Target) -> StoreManifest:
         vocab_size=VOCAB,
         aux_layer_ids=AUX,
         dtype="float32",
+        format=FeatureFormat(aux_dtype="fp32", targets="state"),
         dataset_fingerprint="toy",
         protocol="toy",
         contract={"passed": True, "agreement": 1.0},
