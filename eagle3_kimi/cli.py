@@ -21,7 +21,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
-app.add_typer(store.app, name="store")
 
 
 def main() -> None:
@@ -186,3 +185,4 @@ app.add_typer(hub.push, name="push")
 app.add_typer(hub.pull, name="pull")
 app.command(epilog=evaluate.EPILOG)(evaluate.evaluate)
 app.command(epilog=plan.EPILOG)(plan.plan)
+app.add_typer(store.app, name="store")

@@ -10,7 +10,7 @@ from typing import Any
 
 from huggingface_hub import ModelCardData
 
-from eagle3_kimi.drafter.export import check_export
+from eagle3_kimi.drafter.export_check import check_export
 from eagle3_kimi.errors import UsageError
 from eagle3_kimi.hub.acceptance import ACCEPTANCE_NAME, PLOT_NAME, Acceptance, read_acceptance
 from eagle3_kimi.hub.cards import CARD_NAME, check_label, public_name, render_card

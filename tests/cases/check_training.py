@@ -15,7 +15,8 @@ from typing import Any
 import torch
 
 from eagle3_kimi.drafter.config import DrafterConfig, check_aux_layer_ids, default_aux_layer_ids, from_output_ids
-from eagle3_kimi.drafter.export import check_export, export_drafter
+from eagle3_kimi.drafter.export import export_drafter
+from eagle3_kimi.drafter.export_check import check_export
 from eagle3_kimi.drafter.model import DraftModel
 from eagle3_kimi.drafter.rows import PackedRows
 from eagle3_kimi.drafter.vocab import VocabMap, build_vocab_map, check_vocab_map, vocab_fingerprint
