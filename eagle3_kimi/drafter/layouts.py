@@ -26,6 +26,9 @@ Trunk = Literal["llama", "qwen3", "mla"]
 ARCHITECTURES: dict[str, Trunk] = {
     "LlamaForCausalLMEagle3": "llama",
     "Eagle3LlamaForCausalLM": "llama",
+    "Eagle3MiniMaxM2ForCausalLM": "llama",
+    "Eagle3Qwen2_5vlForCausalLM": "llama",
+    "Eagle3Qwen3vlForCausalLM": "llama",
     "Eagle3Qwen3ForCausalLM": "qwen3",
     "Eagle3DeepseekV2ForCausalLM": "mla",
     "Eagle3DeepseekV3ForCausalLM": "mla",
@@ -102,7 +105,7 @@ def canonical_name(name: str) -> str:
 def _flatten_speculators(config: Mapping[str, Any]) -> dict[str, Any]:
     """What vLLM's `SpeculatorsConfig` makes of it."""
     inner = config.get("transformer_layer_config")
-    flat = dict(inner) if isinstance(inner, dict) else {}
+    flat = {key: value for key, value in inner.items() if value is not None} if isinstance(inner, dict) else {}
     kind = str(flat.setdefault("model_type", "llama"))
     known = {"llama": "Eagle3LlamaForCausalLM", "qwen3": "Eagle3Qwen3ForCausalLM"}
     flat["architectures"] = [known.get(kind, kind)]
