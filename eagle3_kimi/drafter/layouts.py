@@ -4,8 +4,9 @@
     this package                         midlayer.*         boundary on top, output in eagle_config
     SpecForge, NeMo / Model Optimizer    midlayer.* or      output, in eagle_config alone
                                          layers.0.*
-    TorchSpec                            midlayer.*, or     output; in its exports for vLLM boundary; in eagle_config
-                                         layers.0.* for vLLM
+    TorchSpec                            midlayer.*, or     output, in eagle_config alone; boundary for an MLA drafter
+                                         layers.0.* for     of model type kimi_k2 that is exported for vLLM
+                                         vLLM
     speculators                          layers.0.*         boundary, on top; the sizes under transformer_layer_config
     MLA drafters (DeepSeek-style)        layers.0.*         as their trainer writes them
 
@@ -49,6 +50,8 @@ class Layout:
     config: Mapping[str, Any]
     """Flat: what the speculators layout nests is lifted to the top."""
     is_speculators: bool
+    nested_by_output: bool = True
+    """Whether layer ids that stand in `eagle_config` alone are numbered by output."""
 
 
 def read_layout(config: Mapping[str, Any], names: Iterable[str] = ()) -> Layout:
@@ -58,9 +61,10 @@ def read_layout(config: Mapping[str, Any], names: Iterable[str] = ()) -> Layout:
         return Layout(name="speculators", config=_flatten_speculators(config), is_speculators=True)
     nested = config.get("eagle_config")
     nested = nested if isinstance(nested, dict) else {}
-    if "_torchspec_version" in config:
-        name = "TorchSpec"
-    elif any(key in nested for key in ("use_input_layernorm_in_first_layer", "use_last_layernorm")):
+    if "_torchspec_version" in config:  # its exports for vLLM are renumbered for this model type alone
+        for_vllm = config.get("model_type") == "kimi_k2" and any(name.startswith("layers.0.") for name in names)
+        return Layout(name="TorchSpec", config=config, is_speculators=False, nested_by_output=not for_vllm)
+    if any(key in nested for key in ("use_input_layernorm_in_first_layer", "use_last_layernorm")):
         name = "NeMo / Model Optimizer"
     elif config.get("eagle_aux_hidden_state_layer_ids") and nested:
         name = "eagle3-kimi"
