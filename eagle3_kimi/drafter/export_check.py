@@ -83,7 +83,7 @@ def find_faults(
     target = target or {}
     layout = read_layout(config, tensors or ())
     if layout.is_speculators:
-        faults = find_speculators_faults(config)
+        faults = find_speculators_faults(config, has_weights=tensors is not None)
         if "sglang" in engines:
             sentence = "SGLang does not read the speculators layout: sizes nested, tensors named layers.0.*; convert it"
             faults.append(Fault(FaultName.LAYOUT_UNKNOWN_TO_ENGINE, sentence))

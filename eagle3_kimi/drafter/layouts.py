@@ -73,8 +73,8 @@ def read_layout(config: Mapping[str, Any], names: Iterable[str] = ()) -> Layout:
     return Layout(name=name, config=config, is_speculators=False)
 
 
-def find_speculators_faults(config: Mapping[str, Any]) -> list[Fault]:
-    """What vLLM's reader of the speculators layout would stop at."""
+def find_speculators_faults(config: Mapping[str, Any], *, has_weights: bool = True) -> list[Fault]:
+    """What vLLM's reader of the speculators layout would stop at, or compute otherwise than the weights were trained."""
     sentences = []
     kind = config.get("speculators_model_type")
     if kind != "eagle3":
@@ -91,13 +91,9 @@ def find_speculators_faults(config: Mapping[str, Any]) -> list[Fault]:
     if not isinstance(verifier, dict) or not verifier.get("name_or_path"):
         sentences.append("speculators_config.verifier.name_or_path, the target's name, is missing")
     faults = [Fault(FaultName.INVALID_SPECULATORS_CONFIG, f"{sentence}: vLLM stops") for sentence in sentences]
-    if not faults and "norm_before_residual" not in config:
-        faults.append(
-            Fault(
-                FaultName.EXTRA_NORMS,
-                "norm_before_residual is not written: vLLM takes it for true, the trainer's own default is false",
-            )
-        )
+    if has_weights and not faults and config.get("norm_before_residual") is None:
+        sentence = "norm_before_residual is not written: vLLM takes it for true, the trainer's own default is false"
+        faults.append(Fault(FaultName.EXTRA_NORMS, sentence))
     return faults
 
 
