@@ -82,7 +82,10 @@ def convert_drafter(
     num_layers = None if target is None else target.num_layers
     ids = aux_layer_ids or _read_layer_ids(layout, num_layers)
     if not ids:
-        raise DataError(f"{path} does not say which layers it was trained on: give their boundary ids, --aux-layer-ids")
+        raise DataError(
+            f"{path} says nothing, or two things, of the layers it was trained on: give their boundary ids with "
+            "--aux-layer-ids"
+        )
     config = _convert_config(layout, trunk, tensors, ids)
     changes += [f"config.json: {key} is {value}" for key, value in config.items() if layout.config.get(key) != value]
     try:

@@ -74,7 +74,7 @@ def read_layout(config: Mapping[str, Any], names: Iterable[str] = ()) -> Layout:
 
 
 def find_speculators_faults(config: Mapping[str, Any], *, has_weights: bool = True) -> list[Fault]:
-    """What vLLM's reader of the speculators layout would stop at, or compute otherwise than the weights were trained."""
+    """What vLLM's reader of the speculators layout stops at, or computes otherwise than the weights were trained."""
     sentences = []
     kind = config.get("speculators_model_type")
     if kind != "eagle3":
