@@ -51,7 +51,7 @@ def _vocab_faults(config: Mapping[str, Any], engines: Collection[str], target: M
         faults.append(Fault(FaultName.MISSING_DRAFT_VOCAB_SIZE, sentence))
     if None not in (vocab, wanted) and vocab != wanted:
         faults.append(Fault(FaultName.VOCAB_SIZE_DIFFERS, f"vocab_size is {vocab}, the target's is {wanted}"))
-    if None not in (draft, vocab) and not 0 < int(draft or 0) <= int(vocab or 0):
+    if draft is not None and vocab is not None and not 0 < draft <= vocab:
         sentence = f"draft_vocab_size is {draft}, it must be within 1..{vocab} (vocab_size)"
         faults.append(Fault(FaultName.VOCAB_SIZE_DIFFERS, sentence))
     return faults

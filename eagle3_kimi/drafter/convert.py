@@ -15,11 +15,12 @@ import torch
 from torch import Tensor
 
 from eagle3_kimi.drafter.config import read_rope, write_rope
+from eagle3_kimi.drafter.config_check import find_config_faults
 from eagle3_kimi.drafter.config_types import find_type_faults
 from eagle3_kimi.drafter.export import Format, write_folder
 from eagle3_kimi.drafter.faults import FaultName
 from eagle3_kimi.drafter.folder import DTYPES, DrafterFolder
-from eagle3_kimi.drafter.layer_ids import stated_ids, write_layer_ids
+from eagle3_kimi.drafter.layer_ids import KEY, stated_ids, write_layer_ids
 from eagle3_kimi.drafter.layouts import Layout, Trunk, canonical_name, find_speculators_faults, read_layout
 from eagle3_kimi.drafter.loading import find_trunk
 from eagle3_kimi.drafter.vocab import find_vocab_map_faults
@@ -31,6 +32,7 @@ _ARCHITECTURES: dict[Trunk, str] = {
     "qwen3": "Eagle3Qwen3ForCausalLM",
     "mla": "Eagle3DeepseekV2ForCausalLM",
 }
+_CONTRADICTIONS = {FaultName.ROPE_SCHEMAS_DISAGREE}  # which of the two is meant, nobody knows
 _ONLY_FOR_TRAINING = {"verifier_norm.weight", "verifier_lm_head.weight"}  # the target's own, kept by speculators
 
 
@@ -71,14 +73,19 @@ def convert_drafter(
     if not wrong and layout.is_speculators:
         wrong = find_speculators_faults(folder.config)
     trunk = None if wrong else find_trunk(layout, "vllm") or find_trunk(layout, "sglang")
-    if trunk is None:
+    if trunk is not None:
+        wrong = [fault for fault in find_config_faults(layout.config, (), trunk, {}) if fault.name in _CONTRADICTIONS]
+    if trunk is None or wrong:
         why = "; ".join(map(str, wrong)) or f"no engine serves architectures {layout.config.get('architectures')}"
         raise DataError(f"the drafter in {path} ({layout.name}) cannot be converted: {why}")
     tensors, changes = _convert_tensors(folder, layout, trunk)
     num_layers = None if target is None else target.num_layers
-    ids = aux_layer_ids or stated_ids(layout.config, num_layers)
+    ids = aux_layer_ids or _read_layer_ids(layout, num_layers)
     if not ids:
-        raise DataError(f"{path} does not say which layers it was trained on: give their boundary ids, --aux-layer-ids")
+        raise DataError(
+            f"{path} says nothing, or two things, of the layers it was trained on: give their boundary ids with "
+            "--aux-layer-ids"
+        )
     config = _convert_config(layout, trunk, tensors, ids)
     changes += [f"config.json: {key} is {value}" for key, value in config.items() if layout.config.get(key) != value]
     try:
@@ -88,9 +95,17 @@ def convert_drafter(
     return Conversion(layout=layout.name, changes=tuple(changes))
 
 
+def _read_layer_ids(layout: Layout, num_layers: int | None) -> list[int] | None:
+    """None where nothing or two things are said."""
+    top, nested = layout.config.get(KEY), (layout.config.get("eagle_config") or {}).get(KEY)
+    if top and nested and [layer + 1 for layer in nested] != top:
+        return None
+    return stated_ids(layout, num_layers)
+
+
 def _convert_config(layout: Layout, trunk: Trunk, tensors: Mapping[str, Tensor], ids: Sequence[int]) -> dict[str, Any]:
     """The flat configuration with each fact under every key that an engine reads."""
-    config = dict(layout.config)
+    config = {"tie_word_embeddings": False, **layout.config}
     if "lm_head.weight" in tensors:
         config.setdefault("draft_vocab_size", len(tensors["lm_head.weight"]))
     if trunk != "mla" and "hidden_size" in config and "num_attention_heads" in config:
@@ -101,15 +116,16 @@ def _convert_config(layout: Layout, trunk: Trunk, tensors: Mapping[str, Tensor],
     dtype = _declared_dtype(config, tensors)
     if dtype is None:
         raise DataError("the tensors have several dtypes and config.json declares none: which one is meant is unknown")
+    layer_ids, nested = write_layer_ids(ids), config.get("eagle_config") or {}
     return {
         **config,
         "architectures": [_ARCHITECTURES[trunk]],
         "model_type": "kimi_k2" if trunk == "mla" else config.get("model_type"),  # deepseek_v3 is MTP to vLLM
-        "tie_word_embeddings": False,
         **write_rope(*read_rope(config)),
         "torch_dtype": dtype,
         "dtype": dtype,
-        **write_layer_ids(ids),
+        **layer_ids,
+        "eagle_config": {**layer_ids["eagle_config"], **nested, KEY: layer_ids["eagle_config"][KEY]},
     }
 
 
@@ -141,19 +157,21 @@ def _mend_vocab_map(tensors: dict[str, Tensor], vocab_size: int) -> list[str]:
     if d2t is None:
         return []
     changes = []
-    names = {fault.name for fault in find_vocab_map_faults(d2t, tensors.get("t2d"), vocab_size=vocab_size)}
-    if names == {FaultName.D2T_HOLDS_IDS}:
-        tensors["d2t"] = d2t = d2t.long() - torch.arange(len(d2t))
+    indices = torch.arange(len(d2t))
+    names = [fault.name for fault in find_vocab_map_faults(d2t, tensors.get("t2d"), vocab_size=vocab_size)]
+    if names == [FaultName.D2T_HOLDS_IDS]:
+        d2t = d2t.long() - indices
         changes.append("d2t: target ids, now offsets")
+    elif names:
+        return []  # left to the check
     if len(d2t) == vocab_size and not d2t.any():
-        tensors.pop("t2d", None)
         del tensors["d2t"]
+        tensors.pop("t2d", None)
         return [*changes, "d2t, t2d: left out, the draft vocabulary is the target's"]
     if "t2d" not in tensors:
-        mask = torch.zeros(vocab_size, dtype=torch.bool)
-        mask[d2t.long() + torch.arange(len(d2t))] = True
-        tensors["t2d"] = mask
         changes.append("t2d: written from d2t")
+    tensors["d2t"] = d2t.long()
+    tensors["t2d"] = torch.zeros(vocab_size, dtype=torch.bool).index_fill(0, tensors["d2t"] + indices, True)
     return changes
 
 

@@ -21,7 +21,7 @@ from eagle3_kimi.drafter.export_check import find_folder_faults
 from eagle3_kimi.drafter.folder import DTYPES
 from eagle3_kimi.drafter.layer_ids import KEY, write_layer_ids
 from eagle3_kimi.drafter.layouts import NORM_FLAGS
-from eagle3_kimi.drafter.loading import ENGINES
+from eagle3_kimi.drafter.loading import ENGINES, norm_flag
 from eagle3_kimi.drafter.model import DraftModel
 from eagle3_kimi.errors import DataError, UsageError
 from eagle3_kimi.target import Target
@@ -149,7 +149,7 @@ def build_speculators_config(config: Mapping[str, Any], target: Target) -> dict[
         "draft_vocab_size": config["draft_vocab_size"],
         "target_hidden_size": config["target_hidden_size"],
         KEY: config[KEY],
-        **{flag: bool(config.get(flag)) for flag in NORM_FLAGS},
+        **{flag: norm_flag(config, flag) for flag in NORM_FLAGS},
         "tie_word_embeddings": False,
         "dtype": config["dtype"],
     }

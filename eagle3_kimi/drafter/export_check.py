@@ -15,9 +15,9 @@ from typing import Any
 
 from eagle3_kimi.drafter.config_check import find_config_faults
 from eagle3_kimi.drafter.config_types import find_type_faults
-from eagle3_kimi.drafter.faults import Fault, FaultName
+from eagle3_kimi.drafter.faults import Fault, FaultName, verdict_of
 from eagle3_kimi.drafter.folder import DrafterFolder, TensorFacts
-from eagle3_kimi.drafter.layer_ids import captured_ids, find_layer_id_faults
+from eagle3_kimi.drafter.layer_ids import captured_ids, find_layer_id_faults, stated_ids
 from eagle3_kimi.drafter.layouts import Trunk, find_speculators_faults, read_layout
 from eagle3_kimi.drafter.loading import ENGINES, count_aux_states, find_trunk
 from eagle3_kimi.drafter.tensor_check import find_tensor_faults, find_value_faults
@@ -55,8 +55,8 @@ def find_folder_faults(
         raise UsageError(f"the engines are {', '.join(ENGINES)}, not {', '.join(unknown) or 'none'}")
     folder = DrafterFolder(path)
     faults = find_faults(folder.config, folder.tensors, target=target, engines=engines)
-    if not faults:  # values are only looked at once every tensor is what it should be
-        faults = find_value_faults(read_layout(folder.config).config, folder.read())
+    if verdict_of(faults) != "reject":  # values are only looked at once every tensor is where it should be
+        faults += find_value_faults(read_layout(folder.config).config, folder.read())
     return faults
 
 
@@ -83,7 +83,7 @@ def find_faults(
     target = target or {}
     layout = read_layout(config, tensors or ())
     if layout.is_speculators:
-        faults = find_speculators_faults(config)
+        faults = find_speculators_faults(config, has_weights=tensors is not None)
         if "sglang" in engines:
             sentence = "SGLang does not read the speculators layout: sizes nested, tensors named layers.0.*; convert it"
             faults.append(Fault(FaultName.LAYOUT_UNKNOWN_TO_ENGINE, sentence))
@@ -102,7 +102,8 @@ def find_faults(
         return faults
     num_layers = target.get("num_hidden_layers")
     faults = find_config_faults(layout.config, engines, trunks[engines[0]], target)
-    faults += find_layer_id_faults(layout.config, engines, num_layers=num_layers, trained=trained_layer_ids)
+    trained = trained_layer_ids or stated_ids(layout, num_layers)
+    faults += find_layer_id_faults(layout.config, engines, num_layers=num_layers, trained=trained)
     faults += _find_count_faults(layout.config, trunks, num_layers)
     if tensors is not None:
         faults += find_tensor_faults(layout.config, tensors, trunks, target)

@@ -14,6 +14,7 @@ from typing import Any
 
 from eagle3_kimi.drafter.config import default_aux_layer_ids, from_output_ids, to_output_ids
 from eagle3_kimi.drafter.faults import Fault, FaultName
+from eagle3_kimi.drafter.layouts import Layout
 from eagle3_kimi.errors import DataError
 
 KEY = "eagle_aux_hidden_state_layer_ids"
@@ -52,17 +53,19 @@ def captured_ids(config: Mapping[str, Any], engine: str, num_layers: int | None)
     return list(ids) if ids else _default(num_layers)
 
 
-def stated_ids(config: Mapping[str, Any], num_layers: int | None) -> list[int] | None:
+def stated_ids(layout: Layout, num_layers: int | None) -> list[int] | None:
     """Boundary ids that the drafter was trained on, as far as its configuration tells.
 
-    Ids in `eagle_config` alone are by output, as all trainers write them, unless they are the default boundary ids
-    themselves (TorchSpec's exports for vLLM are numbered so).
+    Ids in `eagle_config` alone are by output, as trainers write them, unless the layout is known for the contrary or
+    they are the very default boundary ids.
     """
-    if config.get(KEY):
-        return list(config[KEY])
-    nested = (config.get("eagle_config") or {}).get(KEY)
-    if not nested or nested == _default(num_layers):
-        return list(nested) if nested else _default(num_layers)
+    if layout.config.get(KEY):
+        return list(layout.config[KEY])
+    nested = (layout.config.get("eagle_config") or {}).get(KEY)
+    if not nested:
+        return _default(num_layers)
+    if nested == _default(num_layers) or not layout.nested_by_output:
+        return list(nested)
     return from_output_ids(nested)
 
 
@@ -70,8 +73,8 @@ def find_layer_id_faults(
     config: Mapping[str, Any],
     engines: Collection[str],
     *,
-    num_layers: int | None = None,
-    trained: Sequence[int] | None = None,
+    num_layers: int | None,
+    trained: Sequence[int] | None,
 ) -> list[Fault]:
     """Compares what each engine captures with what the drafter was trained on.
 
@@ -79,9 +82,9 @@ def find_layer_id_faults(
         config: flat.
         engines: those that are to serve it.
         num_layers: of the target, if known.
-        trained: boundary ids, where they are known from elsewhere than the configuration.
+        trained: boundary ids; see `stated_ids`.
     """
-    stated = list(trained) if trained else stated_ids(config, num_layers)
+    stated = list(trained) if trained else None
     faults = []
     for engine in engines:
         captured = captured_ids(config, engine, num_layers)

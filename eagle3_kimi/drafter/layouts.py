@@ -4,8 +4,9 @@
     this package                         midlayer.*         boundary on top, output in eagle_config
     SpecForge, NeMo / Model Optimizer    midlayer.* or      output, in eagle_config alone
                                          layers.0.*
-    TorchSpec                            midlayer.*, or     output; in its exports for vLLM boundary; in eagle_config
-                                         layers.0.* for vLLM
+    TorchSpec                            midlayer.*, or     output, in eagle_config alone; boundary for an MLA drafter
+                                         layers.0.* for     of model type kimi_k2 that is exported for vLLM
+                                         vLLM
     speculators                          layers.0.*         boundary, on top; the sizes under transformer_layer_config
     MLA drafters (DeepSeek-style)        layers.0.*         as their trainer writes them
 
@@ -26,6 +27,9 @@ Trunk = Literal["llama", "qwen3", "mla"]
 ARCHITECTURES: dict[str, Trunk] = {
     "LlamaForCausalLMEagle3": "llama",
     "Eagle3LlamaForCausalLM": "llama",
+    "Eagle3MiniMaxM2ForCausalLM": "llama",
+    "Eagle3Qwen2_5vlForCausalLM": "llama",
+    "Eagle3Qwen3vlForCausalLM": "llama",
     "Eagle3Qwen3ForCausalLM": "qwen3",
     "Eagle3DeepseekV2ForCausalLM": "mla",
     "Eagle3DeepseekV3ForCausalLM": "mla",
@@ -46,6 +50,8 @@ class Layout:
     config: Mapping[str, Any]
     """Flat: what the speculators layout nests is lifted to the top."""
     is_speculators: bool
+    nested_by_output: bool = True
+    """Whether layer ids that stand in `eagle_config` alone are numbered by output."""
 
 
 def read_layout(config: Mapping[str, Any], names: Iterable[str] = ()) -> Layout:
@@ -55,9 +61,10 @@ def read_layout(config: Mapping[str, Any], names: Iterable[str] = ()) -> Layout:
         return Layout(name="speculators", config=_flatten_speculators(config), is_speculators=True)
     nested = config.get("eagle_config")
     nested = nested if isinstance(nested, dict) else {}
-    if "_torchspec_version" in config:
-        name = "TorchSpec"
-    elif any(key in nested for key in ("use_input_layernorm_in_first_layer", "use_last_layernorm")):
+    if "_torchspec_version" in config:  # its exports for vLLM are renumbered for this model type alone
+        for_vllm = config.get("model_type") == "kimi_k2" and any(name.startswith("layers.0.") for name in names)
+        return Layout(name="TorchSpec", config=config, is_speculators=False, nested_by_output=not for_vllm)
+    if any(key in nested for key in ("use_input_layernorm_in_first_layer", "use_last_layernorm")):
         name = "NeMo / Model Optimizer"
     elif config.get("eagle_aux_hidden_state_layer_ids") and nested:
         name = "eagle3-kimi"
@@ -66,8 +73,8 @@ def read_layout(config: Mapping[str, Any], names: Iterable[str] = ()) -> Layout:
     return Layout(name=name, config=config, is_speculators=False)
 
 
-def find_speculators_faults(config: Mapping[str, Any]) -> list[Fault]:
-    """What vLLM's reader of the speculators layout would stop at."""
+def find_speculators_faults(config: Mapping[str, Any], *, has_weights: bool = True) -> list[Fault]:
+    """What vLLM's reader of the speculators layout stops at, or computes otherwise than the weights were trained."""
     sentences = []
     kind = config.get("speculators_model_type")
     if kind != "eagle3":
@@ -84,13 +91,9 @@ def find_speculators_faults(config: Mapping[str, Any]) -> list[Fault]:
     if not isinstance(verifier, dict) or not verifier.get("name_or_path"):
         sentences.append("speculators_config.verifier.name_or_path, the target's name, is missing")
     faults = [Fault(FaultName.INVALID_SPECULATORS_CONFIG, f"{sentence}: vLLM stops") for sentence in sentences]
-    if not faults and "norm_before_residual" not in config:
-        faults.append(
-            Fault(
-                FaultName.EXTRA_NORMS,
-                "norm_before_residual is not written: vLLM takes it for true, the trainer's own default is false",
-            )
-        )
+    if has_weights and not faults and config.get("norm_before_residual") is None:
+        sentence = "norm_before_residual is not written: vLLM takes it for true, the trainer's own default is false"
+        faults.append(Fault(FaultName.EXTRA_NORMS, sentence))
     return faults
 
 
@@ -102,7 +105,7 @@ def canonical_name(name: str) -> str:
 def _flatten_speculators(config: Mapping[str, Any]) -> dict[str, Any]:
     """What vLLM's `SpeculatorsConfig` makes of it."""
     inner = config.get("transformer_layer_config")
-    flat = dict(inner) if isinstance(inner, dict) else {}
+    flat = {key: value for key, value in inner.items() if value is not None} if isinstance(inner, dict) else {}
     kind = str(flat.setdefault("model_type", "llama"))
     known = {"llama": "Eagle3LlamaForCausalLM", "qwen3": "Eagle3Qwen3ForCausalLM"}
     flat["architectures"] = [known.get(kind, kind)]

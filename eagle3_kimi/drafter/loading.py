@@ -57,7 +57,7 @@ def place_of(name: str, engine: str, trunk: Trunk) -> str | None:
 def expected_shapes(config: Mapping[str, Any], engine: str, trunk: Trunk) -> dict[str, tuple[int, ...]]:
     """Our name -> shape of each parameter that the engine allocates and no other place fills.
 
-    Sizes that the configuration lacks count as 0; see `REQUIRED_KEYS`.
+    Sizes that the configuration lacks count as 0; see `required_keys`.
     """
     size = config.get("hidden_size", 0)
     target_size, num_aux = config.get("target_hidden_size") or size, count_aux_states(config, engine, trunk)
@@ -74,7 +74,7 @@ def expected_shapes(config: Mapping[str, Any], engine: str, trunk: Trunk) -> dic
     shapes |= {"norm.weight": (size,), "lm_head.weight": (draft_vocab_size, size)}
     if draft_vocab_size != vocab_size:
         shapes["d2t"] = (draft_vocab_size,)
-    if engine == "vllm" and config.get("fc_norm"):
+    if config.get("fc_norm") and (engine == "vllm" or trunk == "mla"):
         shapes |= {f"fc_norm.{index}.weight": (target_size,) for index in range(num_aux)}
     if engine == "vllm" and trunk != "mla" and norm_flag(config, "norm_before_fc"):
         shapes["input_norm.weight"] = (num_aux * target_size,)

@@ -52,8 +52,8 @@ def find_value_faults(config: Mapping[str, Any], tensors: Iterable[tuple[str, Te
     faults = []
     maps: dict[str, Tensor] = {}
     for name, tensor in tensors:
-        if name in {"d2t", "t2d"}:
-            maps[name] = tensor
+        if name.endswith(("d2t", "t2d")):
+            maps[name[-3:]] = tensor
         elif tensor.is_floating_point() and not bool(torch.isfinite(tensor.float()).all()):
             faults.append(Fault(FaultName.NOT_FINITE, f"{name} holds NaN or infinite values"))
     if "d2t" in maps:
@@ -117,7 +117,7 @@ def _shape_faults(
 def _dtype_faults(config: Mapping[str, Any], tensors: Mapping[str, TensorFacts]) -> list[Fault]:
     declared = config.get("dtype") or config.get("torch_dtype")
     faults = []
-    weights = {name: fact.dtype for name, fact in tensors.items() if name not in {"d2t", "t2d"} and fact.dtype}
+    weights = {name: fact.dtype for name, fact in tensors.items() if fact.dtype and not name.endswith(("d2t", "t2d"))}
     exotic = [f"{name} ({dtype})" for name, dtype in weights.items() if dtype not in DTYPES]
     if exotic:
         sentence = f"{_shorten(exotic)}: drafters are served in {', '.join(DTYPES)}"

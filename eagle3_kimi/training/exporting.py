@@ -42,6 +42,11 @@ def export_checkpoint(
     """
     folder = find_checkpoint(checkpoint)
     state = json.loads((folder / STATE_NAME).read_text(encoding="utf-8"))
+    if "drafter" not in state:
+        raise DataError(
+            f"{folder} is another trainer's checkpoint: its {STATE_NAME} describes no drafter; export it with that "
+            "trainer, and then `eagle3-kimi convert` it"
+        )
     found = resolve_target(target or state["target"], trust_remote_code=trust_remote_code)
     _check_target(found, state, folder)
     tensors = {name.removeprefix("draft_model."): tensor for name, tensor in _load_weights(folder).items()}

@@ -10,7 +10,7 @@ import torch
 from eagle3_kimi.drafter.export_check import find_faults
 from eagle3_kimi.drafter.faults import Fault, FaultName, verdict_of
 from eagle3_kimi.drafter.folder import TensorFacts
-from eagle3_kimi.drafter.layer_ids import find_layer_id_faults, number_for_engine, write_layer_ids
+from eagle3_kimi.drafter.layer_ids import KEY, find_layer_id_faults, number_for_engine, write_layer_ids
 from eagle3_kimi.drafter.loading import ENGINES
 from eagle3_kimi.drafter.vocab import find_vocab_map_faults
 from eagle3_kimi.errors import DataError
@@ -60,8 +60,10 @@ def _judge(given: Mapping[str, Any], context: Mapping[str, Any]) -> tuple[list[F
     if trained and engine is not None:
         came["ids"] = number_for_engine(trained, engine)
     if trained and "config" not in given:
-        written = write_layer_ids(trained)
-        faults += find_layer_id_faults(written, engines, num_layers=target.get("num_hidden_layers"), trained=trained)
+        config = write_layer_ids(trained)
+        for key in given.keys() & {"ids", "exported_ids", "written_ids", "config_ids", "export_ids"}:
+            config = {KEY: given[key], "eagle_config": {KEY: given[key]}}  # what an export holds for that engine
+        faults += find_layer_id_faults(config, engines, num_layers=target.get("num_hidden_layers"), trained=trained)
     if "config" in given:
         tensors = _read_tensors(given)
         faults += find_faults(given["config"], tensors, target=target, engines=engines, trained_layer_ids=trained)
@@ -70,13 +72,14 @@ def _judge(given: Mapping[str, Any], context: Mapping[str, Any]) -> tuple[list[F
         config = given.get("config") or {}
         size = target.get("vocab_size") or config.get("vocab_size") or given.get("vocab_size") or len(mask or ())
         t2d = None if mask is None else torch.tensor(mask).bool()
-        faults += find_vocab_map_faults(torch.tensor(given["d2t"]), t2d, vocab_size=size)
+        ids = torch.tensor(given["d2t"]) + torch.arange(len(given["d2t"]))
+        faults += find_vocab_map_faults(torch.tensor(given["d2t"]), t2d, vocab_size=size or int(ids.max()) + 1)
     return faults, came
 
 
 def _read_target(given: Mapping[str, Any]) -> dict[str, Any]:
-    config = dict(given.get("target_config") or given.get("target") or {})
-    config = dict(config.get("text_config") or config)
+    named = next((given[key] for key in ("target_config", "target") if isinstance(given.get(key), Mapping)), {})
+    config = dict(named.get("text_config") or named)
     for key, names in _TARGET_KEYS.items():
         value = next((given[name] for name in names if given.get(name) is not None), None)
         if value is not None:
@@ -90,7 +93,7 @@ def _read_tensors(given: Mapping[str, Any]) -> dict[str, TensorFacts] | None:
     if tensors is None and dtype is None:
         return None
     if tensors is None:
-        config = given["config"]
+        config = given.get("config") or {}
         reduced = config.get("draft_vocab_size") != config.get("vocab_size")
         tensors = ["fc.weight", "midlayer.self_attn.q_proj.weight", "norm.weight", "lm_head.weight"]
         tensors += ["d2t", "t2d"] if reduced else []

@@ -121,7 +121,7 @@ def _gathered_samples(given: Came, came: Came) -> None:
     """Every sample once, on whatever number of processes: nothing is padded, so nothing is to be dropped."""
     count, world = given["dataset"], given["world"]
     dealt = deal(range(count), [1] * count, micro_batch_tokens=given["batch"], world_size=world)
-    refs = [SampleRef(str(index), "train", index, 1, "") for index in range(count)]
+    refs = [SampleRef(str(index), "train", index, 1, "", 0, 0, 0) for index in range(count)]
     shared = plan_shares(refs, world, window=given["batch"])
     kept = sorted(index for part in dealt for index in part)
     assert kept == sorted(ref.row for share in shared for ref in share) == list(range(count))

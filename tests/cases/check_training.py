@@ -23,7 +23,7 @@ from eagle3_kimi.drafter.vocab import VocabMap, build_vocab_map, check_vocab_map
 from eagle3_kimi.errors import Eagle3KimiError
 from eagle3_kimi.generation.rows import split_of
 from eagle3_kimi.hidden_states.disk import check_free_space, compute_state_bytes
-from eagle3_kimi.hidden_states.store import FeatureSample, StoreManifest
+from eagle3_kimi.hidden_states.store import FeatureFormat, FeatureSample, StoreManifest
 from eagle3_kimi.target import Target
 from eagle3_kimi.training.batches import pack, select_trainable
 from eagle3_kimi.training.checkpoint import check_rate_continues
@@ -123,7 +123,7 @@ def _finite(given: Came, came: Came) -> None:
 def _check_sample(num_inputs: int, aux: torch.Tensor) -> None:
     manifest = StoreManifest(
         target="", target_revision="", hidden_size=aux.shape[1], num_layers=4, vocab_size=9, aux_layer_ids=(1,),
-        dtype="float32", dataset_fingerprint="", protocol="",
+        dtype="float32", format=FeatureFormat(aux_dtype="fp32", targets="state"), dataset_fingerprint="", protocol="",
     )  # fmt: skip
     sample = FeatureSample(
         id="case",
@@ -154,7 +154,7 @@ def _default_layer_ids(given: Came, came: Came) -> None:
 def _final_norm(given: Came, came: Came) -> None:
     manifest = StoreManifest(
         target="", target_revision="", hidden_size=4, num_layers=4, vocab_size=9, aux_layer_ids=(1,), dtype="float32",
-        dataset_fingerprint="", protocol="", final_pre_norm=given["stored"] == "pre_norm",
+        format=FeatureFormat(aux_dtype="fp32", targets="state"), dataset_fingerprint="", protocol="", final_pre_norm=given["stored"] == "pre_norm",
     )  # fmt: skip
     came["apply_final_norm"] = needs_final_norm(manifest)
 

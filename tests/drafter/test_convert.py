@@ -79,7 +79,9 @@ def test_a_published_layout_becomes_the_drafter_it_is(
     assert set(written) == set(tensors)
     assert all(torch.equal(written[name], tensors[name]) for name in tensors)
     came = json.loads((tmp_path / "out" / "config.json").read_text())
-    assert all(came[key] == config[key] for key in config)
+    nested = came.pop("eagle_config")
+    assert nested == {**nested, **config.pop("eagle_config")}  # NeMo's own keys are kept beside ours
+    assert came == {**came, **config}
 
 
 def test_there_and_back_through_the_speculators_layout(target: Target, exported: Path, tmp_path: Path) -> None:
@@ -93,6 +95,19 @@ def test_there_and_back_through_the_speculators_layout(target: Target, exported:
     written = load_file(tmp_path / "back" / "model.safetensors")
     assert all(torch.equal(written[name], tensors[name]) for name in tensors)
     assert set(written) == set(tensors)
+
+
+def test_vllm_alone_serves_norm_variants_in_the_speculators_layout(
+    target: Target, exported: Path, tmp_path: Path
+) -> None:
+    def plant(config: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
+        config["eagle_config"]["norm_before_fc"] = config["norm_output"] = True
+        tensors["input_norm.weight"] = torch.ones(96)
+
+    rewrite(exported, plant)
+    convert_drafter(exported, tmp_path / "spec", target=target, format="speculators")
+    config = json.loads((tmp_path / "spec" / "config.json").read_text())
+    assert (config["norm_before_fc"], config["norm_output"], config["fc_norm"]) == (True, True, False)
 
 
 def test_weights_are_cast_to_the_declared_dtype(target: Target, exported: Path, tmp_path: Path) -> None:
@@ -128,7 +143,13 @@ REFUSED: list[tuple[str, Rewrite, str]] = [
     ("short", put(max_position_embeddings=64), "draft_context_too_short"),
     ("rope", put(rope_theta=1e6, rope_parameters=None), "rope_differs_from_target"),
     ("unknown tensor", lambda config, tensors: tensors.update(extra=torch.ones(1)), "tensor_names_unknown_to_engine"),
-    ("embedding layer", put(**{KEY: [0, 1, 2]}), "boundary id 0"),
+    ("two ropes", put(rope_theta=5e4), "rope_schemas_disagree"),
+    ("two sets of layers", put(eagle_config={KEY: [1, 2, 3]}), "give their boundary ids"),
+    ("one hidden state", put(eagle_config={KEY: [0, 1, 2], "use_aux_hidden_state": False}), "no_aux_hidden_states"),
+    ("a norm before fc", put(eagle_config={KEY: [0, 1, 2], "norm_before_fc": True}), "extra_norms: norm_before_fc"),
+    ("a tied head", put(tie_word_embeddings=True), "tied_embeddings"),
+    ("a map out of range", lambda config, tensors: tensors["d2t"].add_(1000), "d2t_out_of_range"),
+    ("embedding layer", put(**{KEY: [0, 1, 2], "eagle_config": None}), "boundary id 0"),
 ]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +12,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from eagle3_kimi.drafter.export_check import check_export, find_faults, find_folder_faults
-from eagle3_kimi.drafter.faults import FaultName, verdict_of
+from eagle3_kimi.drafter.faults import Fault, FaultName, verdict_of
 from eagle3_kimi.drafter.folder import TensorFacts
-from eagle3_kimi.drafter.layer_ids import KEY, find_layer_id_faults, number_for_engine
+from eagle3_kimi.drafter.layer_ids import KEY, find_layer_id_faults, number_for_engine, stated_ids
+from eagle3_kimi.drafter.layouts import read_layout
 from eagle3_kimi.drafter.loading import expected_shapes
 from eagle3_kimi.errors import DataError, UsageError
 from eagle3_kimi.target import Target
@@ -109,6 +110,7 @@ PLANTED: list[tuple[str, Plant, set[str]]] = [
     ("another dtype", tensor("fc.weight", lambda x: x.bfloat16()), {"cast_to_declared_dtype"}),
     ("declared otherwise", put(dtype="bfloat16"), {"cast_to_declared_dtype"}),
     ("integers", tensor("fc.weight", lambda x: x.to(torch.int8)), {"quantised"}),
+    ("NaN and another dtype", lambda config, tensors: tensors.update({"norm.weight": torch.full((HIDDEN,), torch.nan).half()}), {"not_finite", "cast_to_declared_dtype"}),
     ("NaN", tensor("norm.weight", lambda x: torch.full_like(x, torch.nan)), {"not_finite"}),
     ("ids for offsets", tensor("d2t", lambda x: x + torch.arange(12)), {"d2t_holds_ids"}),
     ("a map out of range", tensor("d2t", lambda x: x - 40), {"d2t_out_of_range"}),
@@ -174,23 +176,29 @@ def test_verdicts(target: Target, exported: Path) -> None:
     assert verdict_of(find_folder_faults(exported, target=target.config)) == "reject"
 
 
+def find_id_faults(config: dict[str, Any], names: Sequence[str] = ()) -> list[Fault]:
+    """For both engines and a target of Kimi's 61 layers."""
+    layout = read_layout(config, names)
+    return find_layer_id_faults(config, ["vllm", "sglang"], num_layers=61, trained=stated_ids(layout, 61))
+
+
 def test_both_numberings_name_the_same_tensors() -> None:
     assert number_for_engine([2, 30, 58], "sglang") == [1, 29, 57]
     assert number_for_engine([2, 30, 58], "vllm") == [2, 30, 58]
     with pytest.raises(DataError, match="boundary id 0"):
         number_for_engine([0, 30, 58], "sglang")
-    by_output = {"eagle_config": {KEY: [1, 29, 57]}}
-    (fault,) = find_layer_id_faults(by_output, ["vllm", "sglang"], num_layers=61)
+    (fault,) = find_id_faults({"eagle_config": {KEY: [1, 29, 57]}})
     assert "vllm would capture boundary ids [1, 29, 57], the drafter was trained on [2, 30, 58]" in fault.sentence
-    numbered_for_vllm = {"eagle_config": {KEY: [2, 30, 58]}}  # as TorchSpec exports for vLLM
-    (fault,) = find_layer_id_faults(numbered_for_vllm, ["vllm", "sglang"], num_layers=61)
+    (fault,) = find_id_faults({"eagle_config": {KEY: [2, 30, 58]}})  # the default ids: boundary numbering
     assert "sglang would capture boundary ids [3, 31, 59]" in fault.sentence
-    assert find_layer_id_faults({KEY: [2, 30, 58]}, ["vllm", "sglang"], num_layers=61) == []  # SGLang's default
-    assert find_layer_id_faults({}, ["vllm", "sglang"], num_layers=61) == []
+    torchspec = {"eagle_config": {KEY: [4, 30, 58]}, "_torchspec_version": "0.1", "model_type": "kimi_k2"}
+    (fault,) = find_id_faults(torchspec, ["layers.0.hidden_norm.weight"])  # as it exports for vLLM
+    assert "sglang would capture boundary ids [5, 31, 59], the drafter was trained on [4, 30, 58]" in fault.sentence
+    assert find_id_faults({KEY: [2, 30, 58]}) == []  # SGLang's default
+    assert find_id_faults({}) == []
     (fault,) = find_layer_id_faults({}, ["vllm"], num_layers=61, trained=[3, 30, 58])
     assert "trained on [3, 30, 58]" in fault.sentence
-    last = {KEY: [2, 30, 61], "eagle_config": {KEY: [1, 29, 60]}}
-    (fault,) = find_layer_id_faults(last, ["vllm", "sglang"], num_layers=61)
+    (fault,) = find_id_faults({KEY: [2, 30, 61], "eagle_config": {KEY: [1, 29, 60]}})
     assert "sglang captures boundary ids within 1..60" in fault.sentence
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from eagle3_kimi.hidden_states.store import FeatureStoreWriter, StoreManifest
+from eagle3_kimi.hidden_states.store import FeatureFormat, FeatureStoreWriter, StoreManifest
 from tests.training.toy import AUX, HIDDEN, LAYERS, VOCAB, ToyTarget
 
 
@@ -13,7 +13,7 @@ def write_store(path: Path, *, shards: int = 3, target: str = "toy") -> Path:
     toy = ToyTarget()
     manifest = StoreManifest(
         target=target, target_revision="0f" * 20, hidden_size=HIDDEN, num_layers=LAYERS, vocab_size=VOCAB,
-        aux_layer_ids=AUX, dtype="float32", dataset_fingerprint="data", protocol="toy",
+        aux_layer_ids=AUX, dtype="float32", format=FeatureFormat(aux_dtype="fp32", targets="state"), dataset_fingerprint="data", protocol="toy",
         contract={"passed": True, "agreement": 0.99, "fault": ""},
     )  # fmt: skip
     with FeatureStoreWriter(path, manifest, max_shard_bytes=1) as writer:

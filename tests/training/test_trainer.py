@@ -205,6 +205,9 @@ def test_a_checkpoint_that_cannot_be_exported(toy: tuple[Target, Path], referenc
     (tmp_path / "step-000009" / "model.safetensors").unlink()
     with pytest.raises(DataError, match="FULL_STATE_DICT"):
         export_checkpoint(tmp_path, tmp_path / "out")
+    (tmp_path / "step-000009" / "trainer_state.json").write_text('{"global_step": 9}')
+    with pytest.raises(DataError, match="another trainer's checkpoint"):
+        export_checkpoint(tmp_path, tmp_path / "out")
 
 
 def test_no_steps_export_the_untrained_drafter(toy: tuple[Target, Path], tmp_path: Path) -> None:
