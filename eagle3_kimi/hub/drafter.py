@@ -14,8 +14,8 @@ from eagle3_kimi.drafter.export import check_export
 from eagle3_kimi.errors import UsageError
 from eagle3_kimi.hub.acceptance import ACCEPTANCE_NAME, PLOT_NAME, Acceptance, read_acceptance
 from eagle3_kimi.hub.cards import CARD_NAME, check_label, public_name, render_card
-from eagle3_kimi.hub.dataset import check_output_is_free, staging_folder
 from eagle3_kimi.hub.repository import Published, Repository
+from eagle3_kimi.hub.staging import check_output_is_free, staging_folder
 from eagle3_kimi.target import Target
 
 DRAFTER_SCHEMA_VERSION = 1

@@ -28,8 +28,8 @@ from eagle3_kimi.hidden_states.manifest import MANIFEST_NAME, STORE_SCHEMA_VERSI
 from eagle3_kimi.hidden_states.shards import file_digest, index_files, load_index
 from eagle3_kimi.hidden_states.store import FeatureStore
 from eagle3_kimi.hub.cards import CARD_NAME, check_label, public_name, render_card
-from eagle3_kimi.hub.dataset import staging_folder
 from eagle3_kimi.hub.repository import Head, Published, Repository
+from eagle3_kimi.hub.staging import staging_folder
 
 logger = logging.getLogger(__name__)
 

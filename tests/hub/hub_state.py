@@ -104,6 +104,7 @@ class Hub:
             "HF_HUB_OFFLINE": "0",
             "HF_HUB_DISABLE_XET": "1",  # each object is one request, which a test can count and stall
             "HF_HUB_DISABLE_TELEMETRY": "1",
+            "NO_PROXY": "127.0.0.1",
         }
 
     def create(self, repo_type: str, repo_id: str, *, private: bool = True, gated: bool = False) -> Repo:

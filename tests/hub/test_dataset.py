@@ -50,11 +50,21 @@ def test_versions_stay_what_they_were(client: Client, samples: Samples, hub: Hub
     offline = client.run(
         ["pull", "dataset", REPO, "--tag", "v1", "-o", tmp_path / "offline"],
         ["pull", "dataset", REPO, "--tag", "v3", "-o", tmp_path / "none"],
+        ["push", "dataset", first, REPO, "--tag", "v4"],
         HF_HUB_OFFLINE="1",
     )
-    assert [finished.code for finished in offline] == [0, 1]
+    assert [finished.code for finished in offline] == [0, 1, 1]
     assert ids_of(tmp_path / "offline") == ids_of(first)
     assert "not in the local cache" in offline[1].output
+    assert "HF_HUB_OFFLINE forbids" in offline[2].output
+    cached, absent = client.run(
+        ["pull", "dataset", REPO, "--tag", "v2", "-o", tmp_path / "unreachable"],
+        ["push", "dataset", first, REPO, "--tag", "v4"],
+        HF_ENDPOINT="http://127.0.0.1:9",  # nobody listens there
+    )
+    assert (cached.code, absent.code) == (0, 1)
+    assert ids_of(tmp_path / "unreachable") == ids_of(second)
+    assert "the Hub cannot be reached" in absent.output
 
     # What the Hub does not have, and what no file may hold.
     unknown, absent, taken = client.run(
@@ -168,7 +178,7 @@ def test_a_dry_run_writes_the_whole_version(samples: Samples, tmp_path: Path) ->
     card = (tmp_path / "dry" / "README.md").read_text()
     for text in (
         "license: apache-2.0", "| 3 complete, 2 `train`, 1 `validation` |", "| target model | kimi |", "| vllm 0.32.0 |",
-        "temperature 1, top-p 0.95, at most 512 tokens", "| empty_reasoning | 1 |", "| test | 3 |", "| 77aa |",
+        "temperature 1, top-p 0.95, at most 512 tokens", "| empty_reasoning | 1 |", "| test | 3 |", "| 77aa |", "| 3 of 3 |",
         f'load_dataset("{REPO}", revision="v1")', "2 to 3               3  ████",
     ):  # fmt: skip
         assert text in card
