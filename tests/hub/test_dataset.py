@@ -43,7 +43,15 @@ def test_versions_stay_what_they_were(client: Client, samples: Samples, hub: Hub
 
     # The first version by its tag, in a fresh process whose cache already holds the second one; then offline.
     pulls = [["pull", "dataset", REPO, "--tag", tag, "-o", tmp_path / tag] for tag in ("v2", "v1")]
-    client.do(*pulls)
+    _, _, unknown, absent, taken = client.run(
+        *pulls,
+        ["pull", "dataset", REPO, "--tag", "v3", "-o", tmp_path / "none"],
+        ["pull", "dataset", "me/nothing", "--tag", "v1", "-o", tmp_path / "none"],
+        ["pull", "dataset", REPO, "--tag", "v1", "-o", tmp_path / "v1"],
+    )
+    assert (unknown.code, absent.code, taken.code) == (1, 1, 2)
+    assert "has no tag v3; it has v1, v2" in unknown.output
+    assert "no repository me/nothing" in absent.output
     assert ids_of(tmp_path / "v1") == ids_of(first)
     assert ids_of(tmp_path / "v1", "quarantine") == {"train": ["refused-0"]}
     assert ids_of(tmp_path / "v2") == ids_of(second)
@@ -57,24 +65,16 @@ def test_versions_stay_what_they_were(client: Client, samples: Samples, hub: Hub
     assert ids_of(tmp_path / "offline") == ids_of(first)
     assert "not in the local cache" in offline[1].output
     assert "HF_HUB_OFFLINE forbids" in offline[2].output
-    cached, absent = client.run(
+    cached, unreachable = client.run(
         ["pull", "dataset", REPO, "--tag", "v2", "-o", tmp_path / "unreachable"],
         ["push", "dataset", first, REPO, "--tag", "v4"],
         HF_ENDPOINT="http://127.0.0.1:9",  # nobody listens there
     )
-    assert (cached.code, absent.code) == (0, 1)
+    assert (cached.code, unreachable.code) == (0, 1)
     assert ids_of(tmp_path / "unreachable") == ids_of(second)
-    assert "the Hub cannot be reached" in absent.output
+    assert "the Hub cannot be reached" in unreachable.output
 
-    # What the Hub does not have, and what no file may hold.
-    unknown, absent, taken = client.run(
-        ["pull", "dataset", REPO, "--tag", "v3", "-o", tmp_path / "none"],
-        ["pull", "dataset", "me/nothing", "--tag", "v1", "-o", tmp_path / "none"],
-        ["pull", "dataset", REPO, "--tag", "v1", "-o", tmp_path / "v1"],
-    )
-    assert (unknown.code, absent.code, taken.code) == (1, 1, 2)
-    assert "has no tag v3; it has v1, v2" in unknown.output
-    assert "no repository me/nothing" in absent.output
+    # The token is nowhere.
     written = [blob.content for commit in repo.commits.values() for blob in commit.values()]
     written += [file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()]
     assert not any(TOKEN.encode() in content for content in written)
