@@ -55,7 +55,7 @@ def hub_errors(repo_id: str) -> Iterator[None]:
 def _refusal(repo_id: str, error: HfHubHTTPError) -> str:
     status = error.response.status_code
     if status in (401, 403):
-        return f"your token may not do this to {repo_id} ({_first_line(error)}); it needs write access"
+        return f"{repo_id} needs a token with write access (`hf auth login`, or HF_TOKEN): {_first_line(error)}"
     if status in (409, 412):
         return (
             f"another push to {repo_id} came in between ({error.server_message or _first_line(error)}); look at it, "

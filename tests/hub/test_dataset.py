@@ -13,6 +13,7 @@ from datasets import Dataset, DatasetDict, Features, Value, load_from_disk
 
 from eagle3_kimi.errors import DataError, UsageError
 from eagle3_kimi.features import build_features
+from eagle3_kimi.hidden_states.samples import SampleReader
 from eagle3_kimi.hub.dataset import check_features, push_dataset, read_version
 from tests.hub.client import Client
 from tests.hub.hub_state import TOKEN, Blob, Hub
@@ -53,6 +54,7 @@ def test_versions_stay_what_they_were(client: Client, samples: Samples, hub: Hub
     assert "has no tag v3; it has v1, v2" in unknown.output
     assert "no repository me/nothing" in absent.output
     assert ids_of(tmp_path / "v1") == ids_of(first)
+    assert len(SampleReader(tmp_path / "v1" / "complete").refs) == 3  # what extraction reads
     assert ids_of(tmp_path / "v1", "quarantine") == {"train": ["refused-0"]}
     assert ids_of(tmp_path / "v2") == ids_of(second)
     offline = client.run(
