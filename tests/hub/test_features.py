@@ -28,7 +28,7 @@ def test_push_is_resumed_and_pull_goes_on(client: Client, store: Path, hub: Hub,
     push = ["push", "features", store, REPO, "--tag", "v1"]
     hub.stall_at_upload = 3
     with client.start(push) as process:
-        assert hub.stalled.wait(60)
+        assert hub.stalled.wait(120)
         process.kill()
     hub.stall_at_upload = None
     assert len(hub.uploads) == 3
