@@ -8,8 +8,7 @@ README.md                                   the card, with both configurations i
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from eagle3_kimi.errors import DataError, UsageError
 from eagle3_kimi.hub.cards import CARD_NAME, check_label, check_no_loading_script, render_card
 from eagle3_kimi.hub.dataset_summary import summarise_samples
 from eagle3_kimi.hub.repository import Published, Repository
+from eagle3_kimi.hub.staging import check_output_is_free, staging_folder
 from eagle3_kimi.schema import SCHEMA_VERSION, validate
 
 CONFIGS = ("complete", "quarantine")
@@ -200,24 +200,6 @@ def build_card(
     )
     summary = summarise_samples(configs["complete"], configs["quarantine"])
     return render_card("dataset.md.jinja", data, label, repo_id=repo_id, tag=tag, licence=licence, **summary)
-
-
-@contextmanager
-def staging_folder(dry_run: Path | None) -> Iterator[Path]:
-    """Where a version is put together: the folder of a dry run, which must be free, or a temporary one."""
-    if dry_run is not None:
-        check_output_is_free(dry_run)
-        dry_run.mkdir(parents=True, exist_ok=True)
-        yield dry_run
-    else:
-        with tempfile.TemporaryDirectory(prefix="eagle3-kimi-") as folder:
-            yield Path(folder)
-
-
-def check_output_is_free(output: Path) -> None:
-    """Raises `UsageError` where there is something already."""
-    if output.exists() and (not output.is_dir() or any(output.iterdir())):
-        raise UsageError(f"{output} is there already and not empty; give another folder")
 
 
 def _load_parquet(files: Sequence[Path], scratch: Path) -> DatasetDict:

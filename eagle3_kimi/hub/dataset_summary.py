@@ -18,6 +18,7 @@ def summarise_samples(complete: DatasetDict, quarantine: DatasetDict) -> dict[st
     return {
         "splits": {name: len(rows) for name, rows in complete.items()},
         "complete": len(reasoning),
+        "token_exact": sum(_values(complete, "token_exact")),
         "quarantined": sum(map(len, quarantine.values())),
         "refused": Counter(_values(quarantine, "reason")).most_common(),
         "provenance": _provenance(complete),

@@ -14,8 +14,8 @@ from eagle3_kimi.drafter.export_check import check_export
 from eagle3_kimi.errors import UsageError
 from eagle3_kimi.hub.acceptance import ACCEPTANCE_NAME, PLOT_NAME, Acceptance, read_acceptance
 from eagle3_kimi.hub.cards import CARD_NAME, check_label, public_name, render_card
-from eagle3_kimi.hub.dataset import check_output_is_free, staging_folder
 from eagle3_kimi.hub.repository import Published, Repository
+from eagle3_kimi.hub.staging import check_output_is_free, staging_folder
 from eagle3_kimi.target import Target
 
 DRAFTER_SCHEMA_VERSION = 1
@@ -23,6 +23,15 @@ DRAFTER_SCHEMA_VERSION = 1
 
 _COPIED = ("config.json", "*.safetensors", "model.safetensors.index.json", PLOT_NAME)
 _OWNED = ("*.safetensors", "*.safetensors.index.json", ACCEPTANCE_NAME, PLOT_NAME)
+_SIZES = {
+    "hidden_size": "hidden size",
+    "vocab_size": "vocabulary of the target",
+    "draft_vocab_size": "draft vocabulary",
+    "eagle_aux_hidden_state_layer_ids": "aux layers (boundary numbering)",
+    "max_position_embeddings": "context, in tokens",
+    "dtype": "dtype",
+}
+"""Entries of `config.json` that the card shows."""
 _FIGURES = {
     "steps": "optimizer steps",
     "supervised_tokens": "supervised tokens",
@@ -134,6 +143,7 @@ def build_card(
 ) -> str:
     """The card of what is in `folder`: how good, how trained, how to serve."""
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    config = {**config.get("transformer_layer_config", {}), **config}  # where the speculators format keeps the sizes
     name = public_name(target.name)
     on_hub = "/" in name
     data = ModelCardData(
@@ -147,10 +157,10 @@ def build_card(
     speculative = {"method": "eagle3", "model": repo_id, "revision": tag, "num_speculative_tokens": steps}
     return render_card(
         "drafter.md.jinja", data, label, repo_id=repo_id, tag=tag, target=name, target_revision=target.revision,
-        config=config, acceptance=acceptance, plot=PLOT_NAME if (folder / PLOT_NAME).is_file() else None,
+        sizes=_pick(config, _SIZES), acceptance=acceptance, plot=PLOT_NAME if (folder / PLOT_NAME).is_file() else None,
         revision_option=f" --revision {target.revision}" if on_hub else "",
         num_speculative_tokens=steps, vllm_config=json.dumps(speculative),
-        figures=[(title, training[key]) for key, title in _FIGURES.items() if training.get(key) is not None],
+        figures=_pick(training, _FIGURES),
     )  # fmt: skip
 
 
@@ -160,3 +170,14 @@ def read_training(path: Path) -> dict[str, Any]:
         if file.is_file():
             return dict(json.loads(file.read_text(encoding="utf-8")))
     return {}
+
+
+def _pick(values: Mapping[str, Any], titles: Mapping[str, str]) -> list[tuple[str, str]]:
+    """Rows of a table: those of `titles` that `values` has."""
+    return [(title, _show(values[key])) for key, title in titles.items() if values.get(key) is not None]
+
+
+def _show(value: Any) -> str:
+    if isinstance(value, list):
+        return ", ".join(map(_show, value))
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

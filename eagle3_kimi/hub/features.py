@@ -17,6 +17,7 @@ import shutil
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -28,8 +29,8 @@ from eagle3_kimi.hidden_states.manifest import MANIFEST_NAME, STORE_SCHEMA_VERSI
 from eagle3_kimi.hidden_states.shards import file_digest, index_files, load_index
 from eagle3_kimi.hidden_states.store import FeatureStore
 from eagle3_kimi.hub.cards import CARD_NAME, check_label, public_name, render_card
-from eagle3_kimi.hub.dataset import staging_folder
 from eagle3_kimi.hub.repository import Head, Published, Repository
+from eagle3_kimi.hub.staging import staging_folder
 
 logger = logging.getLogger(__name__)
 
@@ -108,17 +109,16 @@ def pull_features(repo_id: str, output: Path, *, tag: str) -> FeatureStore:
     card = repository.download_file(CARD_NAME, commit).read_text(encoding="utf-8")
     check_label(repo_id, tag, card, kind="features", schema_version=STORE_SCHEMA_VERSION)
     manifest = StoreManifest.load(repository.download_file(MANIFEST_NAME, commit).parent)
-    names = [path for path in repository.list_paths(commit) if path.startswith("features-r") and path.endswith(".json")]
+    check_contract(manifest, f"{repo_id} {tag}")
+    names = [path for path in repository.list_paths(commit) if fnmatch(path, f"{_SHARDS}.json") and "/" not in path]
     output.mkdir(parents=True, exist_ok=True)
     _check_output(output, manifest, names)
     for number, name in enumerate(names, start=1):
         index_file = repository.download_file(name, commit)
-        index = load_index(index_file)
-        shard = Shard(index_file=output / name, file=output / index["shard"], sha256=index["sha256"],
-                      bytes=index["bytes"])  # fmt: skip
+        shard = read_shard(index_file, name, output)
         if not (shard.file.is_file() and file_digest(shard.file) == shard.sha256):
             shard.file.unlink(missing_ok=True)
-            repository.download_file(index["shard"], commit, output)
+            repository.download_file(shard.file.name, commit, output)
             shard.check()
         shard.index_file.write_bytes(index_file.read_bytes())  # last: a shard without its index does not exist
         logger.info("shard %d of %d is here", number, len(names))
@@ -127,7 +127,7 @@ def pull_features(repo_id: str, output: Path, *, tag: str) -> FeatureStore:
     return FeatureStore(output)
 
 
-def check_contract(manifest: StoreManifest, path: Path) -> None:
+def check_contract(manifest: StoreManifest, name: Path | str) -> None:
     """Refuses states that were not proven to be the target's.
 
     Raises:
@@ -136,16 +136,25 @@ def check_contract(manifest: StoreManifest, path: Path) -> None:
     contract = manifest.contract
     if not (contract or {}).get("passed"):
         came = "has no contract check" if contract is None else f"failed its contract check: {contract.get('fault')}"
-        raise DataError(f"the feature store {path} {came}; nobody should train on it: extract it again")
+        raise DataError(f"the feature store {name} {came}; nobody should train on it: extract it again")
 
 
 def list_shards(path: Path) -> list[Shard]:
     """The finished shards of a store."""
-    shards = []
-    for file in index_files(path):
-        index = load_index(file)
-        shards.append(Shard(index_file=file, file=path / index["shard"], sha256=index["sha256"], bytes=index["bytes"]))
-    return shards
+    return [read_shard(file, file.name, path) for file in index_files(path)]
+
+
+def read_shard(index_file: Path, name: str, folder: Path) -> Shard:
+    """The shard of the index `name`, read from `index_file`, as it lies or will lie in `folder`.
+
+    Raises:
+        DataError: the index is damaged, or names a file that is not its shard.
+    """
+    index = load_index(index_file)
+    file = f"{Path(name).stem}.safetensors"
+    if index.get("shard") != file:
+        raise DataError(f"the index {name} names the shard {index.get('shard')!r}, expected {file!r}; get it again")
+    return Shard(index_file=folder / name, file=folder / file, sha256=index["sha256"], bytes=index["bytes"])
 
 
 def find_missing(shards: Sequence[Shard], digests: Mapping[str, str]) -> list[Shard]:

@@ -1,31 +1,25 @@
-"""A repository on the Hub as pushing and pulling see it: tags that never move, commits, errors as one sentence."""
+"""A repository on the Hub as pushing and pulling see it: commits, and tags that never move."""
 
 from __future__ import annotations
 
+import logging
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Literal
 
 from huggingface_hub import CommitOperationAdd, HfApi, hf_hub_download, snapshot_download
-from huggingface_hub.errors import (
-    EntryNotFoundError,
-    GatedRepoError,
-    HfHubHTTPError,
-    HFValidationError,
-    LocalEntryNotFoundError,
-    LocalTokenNotFoundError,
-    OfflineModeIsEnabled,
-    RepositoryNotFoundError,
-)
+from huggingface_hub.errors import GatedRepoError, OfflineModeIsEnabled, RepositoryNotFoundError
 from huggingface_hub.hf_api import RepoFile
 from huggingface_hub.utils import httpx
 
-from eagle3_kimi.errors import Eagle3KimiError, HubError, UsageError
+from eagle3_kimi.errors import HubError, UsageError
 from eagle3_kimi.hub.cards import CARD_NAME, check_same_label, read_label
+from eagle3_kimi.hub.client_errors import hub_errors
+
+logger = logging.getLogger(__name__)
 
 RepoType = Literal["dataset", "model"]
 
@@ -123,12 +117,13 @@ class Repository:
 
         `owned` are the patterns of the data files: those of an older version that this one lacks are deleted.
         """
+        sizes = {str(f.relative_to(folder)): f.stat().st_size for f in folder.rglob("*") if f.is_file()}
+        logger.info("%d files, %.1f MB to %s", len(sizes), sum(sizes.values()) / 1e6, self.repo_id)
         with hub_errors(self.repo_id):
             commit = self._api.upload_folder(
                 repo_id=self.repo_id, repo_type=self.repo_type, folder_path=folder, commit_message=message,
                 parent_commit=head.commit, delete_patterns=list(owned) or None,
             ).oid  # fmt: skip
-        sizes = {str(f.relative_to(folder)): f.stat().st_size for f in folder.rglob("*") if f.is_file()}
         self.check_commit(str(commit), sizes, owned)
         return str(commit)
 
@@ -227,51 +222,3 @@ def check_destination(push_to: str | None, tag: str | None, repo_type: RepoType)
         with hub_errors(push_to):
             HfApi().whoami()
         Repository(push_to, repo_type).check_tag_is_free(tag)
-
-
-@contextmanager
-def hub_errors(repo_id: str) -> Iterator[None]:
-    """Says what the client raised in one sentence, with what to do."""
-    again = "what was uploaded stays there: run the same command again"
-    try:
-        yield
-    except Eagle3KimiError:
-        raise
-    except HFValidationError as error:
-        raise UsageError(f"{repo_id!r} is no repository name; expected NAMESPACE/NAME") from error
-    except LocalTokenNotFoundError as error:
-        raise HubError("no Hugging Face token: run `hf auth login` or set HF_TOKEN") from error
-    except OfflineModeIsEnabled as error:
-        raise HubError(f"{repo_id} is on the Hub, and HF_HUB_OFFLINE forbids to reach it") from error
-    except LocalEntryNotFoundError as error:
-        raise HubError(f"{repo_id} is not in the local cache under this tag, and the Hub cannot be reached") from error
-    except GatedRepoError as error:
-        raise HubError(f"{repo_id} is gated: ask for access on its page, with the account of your token") from error
-    except RepositoryNotFoundError as error:
-        raise HubError(
-            f"there is no repository {repo_id} that you may see; check the name, and your token (`hf auth whoami`)"
-        ) from error
-    except EntryNotFoundError as error:
-        raise HubError(f"{repo_id} lacks a file that belongs to it: {_first_line(error)}") from error
-    except HfHubHTTPError as error:
-        raise HubError(_refusal(repo_id, error)) from error
-    except httpx.TransportError as error:
-        raise HubError(f"the Hub cannot be reached ({_first_line(error)}); {again}") from error
-    except RuntimeError as error:  # how the client reports an upload that failed
-        raise HubError(f"an upload to {repo_id} failed ({_first_line(error)}); {again}") from error
-
-
-def _refusal(repo_id: str, error: HfHubHTTPError) -> str:
-    status = error.response.status_code
-    if status in (401, 403):
-        return f"your token may not do this to {repo_id} ({_first_line(error)}); it needs write access"
-    if status in (409, 412):
-        return (
-            f"another push to {repo_id} came in between ({error.server_message or _first_line(error)}); look at it, "
-            "then run the same command again"
-        )
-    return f"the Hub answered {status} for {repo_id} ({error.server_message or _first_line(error)}); try again later"
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]

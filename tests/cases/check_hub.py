@@ -26,7 +26,7 @@ from tests.hub.client import Client, Finished
 from tests.hub.conftest import save_samples
 from tests.hub.hub_server import running
 from tests.hub.hub_state import Blob, Hub
-from tests.hub.stores import write_store
+from tests.hub.stores import REVISION, write_store
 from tests.rows import complete_row
 
 Came = dict[str, Any]
@@ -78,11 +78,11 @@ def _interrupted_push(given: Came, came: Came) -> None:
             committed[shard.index_file.name] = Blob(shard.index_file.read_bytes(), large=False)
         if committed:
             label = b"---\neagle3_kimi: {kind: features, schema_version: 1, target: toy, target_revision: %b}\n---\n"
-            card = Blob(label % (b"0f" * 20), large=False)
+            card = Blob(label % REVISION.encode(), large=False)
             hub.create("dataset", REPO).commit({"README.md": card, **committed})
         (pushed,) = _run(hub, folder, ["push", "features", str(store), REPO, "--tag", "v1"])
         came["reupload"] = len(hub.uploads)
-        resumed = came["reupload"] < given["shards"]
+        resumed = given["uploaded"] and given.get("committed", 0) < given["shards"]
         came["verdict"] = "reject" if pushed.code else "repair" if resumed else "accept"
 
 

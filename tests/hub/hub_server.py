@@ -88,12 +88,16 @@ class HubRequests(BaseHTTPRequestHandler):
             raise HubRefusal(404 if self.has_token else 401, "RepoNotFound", "Repository not found")
         return repo
 
-    def who_am_i(self) -> None:
+    def demand_token(self) -> None:
         if not self.has_token:
             raise HubRefusal(401, "Unauthorized", "Invalid username or password.")
+
+    def who_am_i(self) -> None:
+        self.demand_token()
         self.reply({"type": "user", "name": "me", "orgs": []})
 
     def create_repo(self) -> None:
+        self.demand_token()
         given = json.loads(self.body)
         repo_id, repo_type = f"{given['organization']}/{given['name']}", given.get("type") or "model"
         url = f"{self.hub.address}/{'datasets/' if repo_type == 'dataset' else ''}{repo_id}"

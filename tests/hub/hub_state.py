@@ -84,10 +84,13 @@ class Hub:
     def __init__(self, address: str, xet: XetStore) -> None:
         self.address, self.xet = address, xet
         self.lock = threading.RLock()
+        self.changed = threading.Condition(self.lock)
         self.repos: dict[tuple[str, str], Repo] = {}
         self.objects: dict[str, bytes] = {}
         self.uploads: list[str] = []
         """SHA-256 of each object that came, in order."""
+        self.arrived = 0
+        """Uploads that began."""
         self.requests: list[tuple[str, str, bool]] = []
         """Method, path, and whether a valid token came with it."""
         self.stall_at_upload: int | None = None
@@ -104,6 +107,7 @@ class Hub:
             "HF_HUB_OFFLINE": "0",
             "HF_HUB_DISABLE_XET": "1",  # each object is one request, which a test can count and stall
             "HF_HUB_DISABLE_TELEMETRY": "1",
+            "NO_PROXY": "127.0.0.1",
         }
 
     def create(self, repo_type: str, repo_id: str, *, private: bool = True, gated: bool = False) -> Repo:
@@ -139,17 +143,20 @@ class Hub:
 
     def receive(self, sha256: str, content: bytes) -> None:
         """Keeps an uploaded object."""
-        with self.lock:
-            number = len(self.uploads)
-            if number == self.stall_at_upload:
+        with self.changed:
+            number, self.arrived = self.arrived, self.arrived + 1
+            stall = number == self.stall_at_upload
+            if stall:
+                self.changed.wait_for(lambda: len(self.uploads) == number)  # they arrive side by side
                 self.stalled.set()
-        if number == self.stall_at_upload:
+        if stall:
             self.released.wait()
         if hashlib.sha256(content).hexdigest() != sha256:
             raise HubRefusal(422, "BadObject", "the content has another digest")
-        with self.lock:
+        with self.changed:
             self.uploads.append(sha256)
             self.objects[sha256] = content
+            self.changed.notify_all()
 
 
 def is_large(path: str, size: int, sample: bytes) -> bool:

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import tempfile
+from dataclasses import replace
 from pathlib import Path
 
-from eagle3_kimi.hidden_states.store import FeatureFormat, FeatureStoreWriter, StoreManifest
-from tests.training.toy import AUX, HIDDEN, LAYERS, VOCAB, ToyTarget
+from eagle3_kimi.hidden_states.store import FeatureStoreWriter, StoreManifest
+from tests.training.toy import ToyTarget, write_toy_run
+
+REVISION = "0f" * 20
 
 
 def write_store(path: Path, *, shards: int = 3, target: str = "toy") -> Path:
     """Makes a store, or adds shards to one."""
     toy = ToyTarget()
-    manifest = StoreManifest(
-        target=target, target_revision="0f" * 20, hidden_size=HIDDEN, num_layers=LAYERS, vocab_size=VOCAB,
-        aux_layer_ids=AUX, dtype="float32", format=FeatureFormat(aux_dtype="fp32", targets="state"), dataset_fingerprint="data", protocol="toy",
-        contract={"passed": True, "agreement": 0.99, "fault": ""},
-    )  # fmt: skip
+    with tempfile.TemporaryDirectory() as folder:
+        _, toy_store = write_toy_run(Path(folder), samples=1)
+        contract = {"passed": True, "agreement": 0.99, "fault": ""}
+        manifest = replace(
+            StoreManifest.load(toy_store), target=target, target_revision=REVISION, contract=contract
+        )  # fmt: skip
     with FeatureStoreWriter(path, manifest, max_shard_bytes=1) as writer:
         for index in range(len(writer.written_ids), shards):
             writer.add(toy.sample(index, prompt=3, output=5))

@@ -13,6 +13,7 @@ from datasets import Dataset, DatasetDict, Features, Value, load_from_disk
 
 from eagle3_kimi.errors import DataError, UsageError
 from eagle3_kimi.features import build_features
+from eagle3_kimi.hidden_states.samples import SampleReader
 from eagle3_kimi.hub.dataset import check_features, push_dataset, read_version
 from tests.hub.client import Client
 from tests.hub.hub_state import TOKEN, Blob, Hub
@@ -43,21 +44,8 @@ def test_versions_stay_what_they_were(client: Client, samples: Samples, hub: Hub
 
     # The first version by its tag, in a fresh process whose cache already holds the second one; then offline.
     pulls = [["pull", "dataset", REPO, "--tag", tag, "-o", tmp_path / tag] for tag in ("v2", "v1")]
-    client.do(*pulls)
-    assert ids_of(tmp_path / "v1") == ids_of(first)
-    assert ids_of(tmp_path / "v1", "quarantine") == {"train": ["refused-0"]}
-    assert ids_of(tmp_path / "v2") == ids_of(second)
-    offline = client.run(
-        ["pull", "dataset", REPO, "--tag", "v1", "-o", tmp_path / "offline"],
-        ["pull", "dataset", REPO, "--tag", "v3", "-o", tmp_path / "none"],
-        HF_HUB_OFFLINE="1",
-    )
-    assert [finished.code for finished in offline] == [0, 1]
-    assert ids_of(tmp_path / "offline") == ids_of(first)
-    assert "not in the local cache" in offline[1].output
-
-    # What the Hub does not have, and what no file may hold.
-    unknown, absent, taken = client.run(
+    _, _, unknown, absent, taken = client.run(
+        *pulls,
         ["pull", "dataset", REPO, "--tag", "v3", "-o", tmp_path / "none"],
         ["pull", "dataset", "me/nothing", "--tag", "v1", "-o", tmp_path / "none"],
         ["pull", "dataset", REPO, "--tag", "v1", "-o", tmp_path / "v1"],
@@ -65,6 +53,30 @@ def test_versions_stay_what_they_were(client: Client, samples: Samples, hub: Hub
     assert (unknown.code, absent.code, taken.code) == (1, 1, 2)
     assert "has no tag v3; it has v1, v2" in unknown.output
     assert "no repository me/nothing" in absent.output
+    assert ids_of(tmp_path / "v1") == ids_of(first)
+    assert len(SampleReader(tmp_path / "v1" / "complete").refs) == 3  # what extraction reads
+    assert ids_of(tmp_path / "v1", "quarantine") == {"train": ["refused-0"]}
+    assert ids_of(tmp_path / "v2") == ids_of(second)
+    offline = client.run(
+        ["pull", "dataset", REPO, "--tag", "v1", "-o", tmp_path / "offline"],
+        ["pull", "dataset", REPO, "--tag", "v3", "-o", tmp_path / "none"],
+        ["push", "dataset", first, REPO, "--tag", "v4"],
+        HF_HUB_OFFLINE="1",
+    )
+    assert [finished.code for finished in offline] == [0, 1, 1]
+    assert ids_of(tmp_path / "offline") == ids_of(first)
+    assert "not in the local cache" in offline[1].output
+    assert "HF_HUB_OFFLINE forbids" in offline[2].output
+    cached, unreachable = client.run(
+        ["pull", "dataset", REPO, "--tag", "v2", "-o", tmp_path / "unreachable"],
+        ["push", "dataset", first, REPO, "--tag", "v4"],
+        HF_ENDPOINT="http://127.0.0.1:9",  # nobody listens there
+    )
+    assert (cached.code, unreachable.code) == (0, 1)
+    assert ids_of(tmp_path / "unreachable") == ids_of(second)
+    assert "the Hub cannot be reached" in unreachable.output
+
+    # The token is nowhere.
     written = [blob.content for commit in repo.commits.values() for blob in commit.values()]
     written += [file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()]
     assert not any(TOKEN.encode() in content for content in written)
@@ -95,14 +107,15 @@ def test_a_killed_push_uploads_only_what_is_missing(client: Client, samples: Sam
     folder = samples("first", "a", "b")
     hub.stall_at_upload = 2  # of the three files
     with client.start(["push", "dataset", folder, REPO, "--tag", "v1"]) as process:
-        assert hub.stalled.wait(60)
+        assert hub.stalled.wait(120)
         process.kill()
     hub.stall_at_upload = None
     assert hub.repos[KEY].tags == {}
     before = list(hub.uploads)
     client.do(["push", "dataset", folder, REPO, "--tag", "v1"])
-    assert len(hub.uploads) == 3
+    assert len(before) == 2
     assert hub.uploads[:2] == before  # each file once
+    assert len(set(hub.uploads)) == len(hub.uploads) == 3
     assert list(hub.repos[KEY].tags) == ["v1"]
 
 
@@ -110,7 +123,7 @@ def test_of_two_pushes_at_once_one_is_refused(client: Client, samples: Samples, 
     hub.stall_at_upload = 0
     push = ["--tag", "v1"]
     with client.start(["push", "dataset", samples("first", "a", "b"), REPO, *push]) as slow:
-        assert hub.stalled.wait(60)
+        assert hub.stalled.wait(120)
         hub.stall_at_upload = None
         client.do(["push", "dataset", samples("second", "c", "d", refused=0), REPO, *push])
         hub.released.set()
@@ -168,7 +181,7 @@ def test_a_dry_run_writes_the_whole_version(samples: Samples, tmp_path: Path) ->
     card = (tmp_path / "dry" / "README.md").read_text()
     for text in (
         "license: apache-2.0", "| 3 complete, 2 `train`, 1 `validation` |", "| target model | kimi |", "| vllm 0.32.0 |",
-        "temperature 1, top-p 0.95, at most 512 tokens", "| empty_reasoning | 1 |", "| test | 3 |", "| 77aa |",
+        "temperature 1, top-p 0.95, at most 512 tokens", "| empty_reasoning | 1 |", "| test | 3 |", "| 77aa |", "| 3 of 3 |",
         f'load_dataset("{REPO}", revision="v1")', "2 to 3               3  ████",
     ):  # fmt: skip
         assert text in card

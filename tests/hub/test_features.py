@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -27,7 +28,7 @@ def test_push_is_resumed_and_pull_goes_on(client: Client, store: Path, hub: Hub,
     push = ["push", "features", store, REPO, "--tag", "v1"]
     hub.stall_at_upload = 3
     with client.start(push) as process:
-        assert hub.stalled.wait(60)
+        assert hub.stalled.wait(120)
         process.kill()
     hub.stall_at_upload = None
     assert len(hub.uploads) == 3
@@ -85,6 +86,13 @@ def test_a_damaged_shard_is_refused(store: Path) -> None:
     shard.file.write_bytes(b"x" * shard.bytes)
     with pytest.raises(DataError, match="checksum of its index"):
         shard.check()
+
+
+def test_an_index_names_no_other_file(store: Path) -> None:
+    index = json.loads(list_shards(store)[0].index_file.read_text())
+    list_shards(store)[0].index_file.write_text(json.dumps({**index, "shard": "../other.safetensors"}))
+    with pytest.raises(DataError, match=r"names the shard '\.\./other.safetensors'"):
+        list_shards(store)
 
 
 def test_only_shards_with_another_checksum_are_missing(store: Path) -> None:

@@ -65,7 +65,7 @@ def test_no_more_logits_than_a_chunk_exist_at_once() -> None:
     target_states, valid = torch.randn(200, 8), torch.ones(200, dtype=torch.bool)
     with LargestTensor() as largest:
         loss, _ = compute_head_loss(
-            states, head, target_states, target_head, valid, rows,
+            states, head, StateTargets(target_states, target_head), valid, rows,
             step_weights=[0.6, 0.4], objective=soft_cross_entropy, chunk=16,
         )  # fmt: skip
         loss.backward()
