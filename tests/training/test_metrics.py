@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import logging
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -109,3 +110,13 @@ def test_progress_without_a_terminal_is_a_line_now_and_then(caplog: pytest.LogCa
     assert [message.split(",")[0] for message in caplog.messages] == ["step 6/10", "step 5/10", "step 5/10"]
     assert "loss 2.000, acceptance 0.60 0.67 0.00" in caplog.messages[0]
     assert "tokens/s, about " in caplog.messages[0]
+
+
+def test_progress_on_a_terminal_is_a_bar(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "200")
+    with TrainProgress(10, 4, active=True) as progress:
+        progress.advance(7, Counts.unpack(count_two_documents()))
+    shown = capsys.readouterr().err
+    assert "7/10" in shown
+    assert "acceptance 0.60 0.67 0.00" in shown
