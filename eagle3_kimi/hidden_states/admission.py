@@ -26,7 +26,10 @@ def find_unfit(reader: SampleReader, target: Target, *, accept_revisions: Iterab
             fault = f"token ids {ref.lowest_id}..{ref.highest_id} leave the target's vocabulary of {target.vocab_size}"
         revision = revisions.get(ref.id)
         if not fault and revision and revision not in accepted:
-            fault = f"another target answered it: its revision is {revision}, this one is {target.revision}"
+            fault = (
+                f"another target answered it: its revision is {revision}, this one is {target.revision} "
+                "(the same weights under two names? then say so with accept_revisions)"
+            )
         if fault:
             unfit[ref.id] = fault
     return unfit

@@ -67,8 +67,12 @@ class FeatureEncoder:
     def _aux(self, states: Tensor) -> Tensor | QuantizedStates:
         if self._manifest.format.aux_dtype != "fp8":
             return states.to(self._state_dtype)
-        num_layers = len(self._manifest.aux_layer_ids)
-        return quantize(states, num_layers=num_layers, num_outliers=self._manifest.format.num_outliers)
+        return quantize(
+            states,
+            num_layers=len(self._manifest.aux_layer_ids),
+            num_outliers=self._manifest.format.num_outliers,
+            device=self._head.device,
+        )
 
     def _targets(self, final: Tensor) -> tuple[TopTargets | None, Tensor | None, Tensor]:
         """What is kept of the final states: their most likely tokens or themselves, and the target's choice."""

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from eagle3_kimi.errors import DataError
-from eagle3_kimi.hidden_states.formats import FeatureFormat
 from eagle3_kimi.hidden_states.manifest import StoreManifest
 from eagle3_kimi.hidden_states.quantize import CODE_DTYPE, QuantizedStates
 from eagle3_kimi.hidden_states.shards import token_digest
@@ -52,7 +51,7 @@ class FeatureSample:
         if not 1 <= prompt < length:
             raise DataError(f"sample {self.id}: {prompt} prompt tokens of {length} in all; both parts must be there")
         tensors = self.to_tensors()
-        expected = _layout(manifest, length, prompt)
+        expected = tensor_layout(manifest, length, prompt)
         if tensors.keys() != expected.keys():
             raise DataError(
                 f"sample {self.id} holds {sorted(tensors)}, a store of {manifest.format} holds {sorted(expected)}"
@@ -119,20 +118,12 @@ def _strip(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
 
-def tensor_names(store_format: FeatureFormat) -> tuple[str, ...]:
-    """Tensors of a sample in its shard, named `{id}/{name}`."""
-    aux: tuple[str, ...] = ("aux_hidden_states",)
-    if store_format.aux_dtype == "fp8":
-        aux = tuple(f"aux_{item.name}" for item in fields(QuantizedStates))
-    targets: tuple[str, ...] = ("final_hidden_states", "target_argmax")
-    if store_format.targets == "topk":
-        targets = tuple(f"top_{item.name}" for item in fields(TopTargets))
-    return ("token_ids", *aux, *targets)
+def tensor_layout(manifest: StoreManifest, length: int, prompt: int) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+    """Name -> shape and dtype of the tensors of a sample of `length` tokens, `prompt` of them prompt.
 
-
-def _layout(manifest: StoreManifest, length: int, prompt: int) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
-    """Name -> shape and dtype of the tensors of a sample of `length` tokens, `prompt` of them prompt."""
-    store_format: FeatureFormat = manifest.format
+    In the shard they are named `{id}/{name}`.
+    """
+    store_format = manifest.format
     inputs, supervised = length - 1, length - 1 - prompt
     num_layers, hidden = len(manifest.aux_layer_ids), manifest.hidden_size
     state_dtype: torch.dtype = getattr(torch, store_format.state_dtype)

@@ -20,7 +20,7 @@ from eagle3_kimi.hidden_states.tensor_rows import TensorRows
 
 CODE_DTYPE = torch.float8_e4m3fn
 _LARGEST_CODE = torch.finfo(CODE_DTYPE).max
-_ROWS_AT_ONCE = 4096
+_ROWS_AT_ONCE = 512
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,14 +46,22 @@ class QuantizedStates(TensorRows):
         return values.flatten(1).to(dtype)
 
 
-def quantize(states: Tensor, *, num_layers: int, num_outliers: int) -> QuantizedStates:
-    """[T, A*H] states of any float dtype, quantised where they are.
+def quantize(
+    states: Tensor, *, num_layers: int, num_outliers: int, device: torch.device | str = "cpu"
+) -> QuantizedStates:
+    """[T, A*H] states of any float dtype, on the CPU.
+
+    Args:
+        states: the states.
+        num_layers: A.
+        num_outliers: C.
+        device: where the work is done, a few hundred tokens at a time.
 
     Raises:
         DataError: NaN or infinite values, which have no code.
     """
-    parts = [_quantize(part, num_layers, num_outliers) for part in states.split(_ROWS_AT_ONCE)]
-    return QuantizedStates.cat(parts)
+    parts = (_quantize(part.to(device), num_layers, num_outliers) for part in states.split(_ROWS_AT_ONCE))
+    return QuantizedStates.cat([part.to("cpu") for part in parts])
 
 
 def _quantize(states: Tensor, num_layers: int, num_outliers: int) -> QuantizedStates:

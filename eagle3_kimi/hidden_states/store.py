@@ -26,7 +26,7 @@ from typing import Any
 from safetensors import safe_open
 
 from eagle3_kimi.errors import DataError
-from eagle3_kimi.hidden_states.feature_sample import FeatureSample, tensor_names
+from eagle3_kimi.hidden_states.feature_sample import FeatureSample, tensor_layout
 from eagle3_kimi.hidden_states.formats import FeatureFormat
 from eagle3_kimi.hidden_states.manifest import STORE_SCHEMA_VERSION, StoreManifest
 from eagle3_kimi.hidden_states.shards import index_files, load_index
@@ -88,8 +88,8 @@ class FeatureStore:
         shard, entry = self._entries[i]
         if shard not in self._shards:
             self._shards[shard] = safe_open(self.path / shard, framework="pt")
-        names = tensor_names(self.manifest.format)
-        tensors = {name: self._shards[shard].get_tensor(f"{entry['id']}/{name}") for name in names}
+        layout = tensor_layout(self.manifest, entry["num_tokens"], entry["num_prompt_tokens"])
+        tensors = {name: self._shards[shard].get_tensor(f"{entry['id']}/{name}") for name in layout}
         return FeatureSample.from_tensors(entry, tensors)
 
     def __iter__(self) -> Iterator[FeatureSample]:

@@ -10,7 +10,7 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 
 from eagle3_kimi.errors import DataError
-from eagle3_kimi.hidden_states.feature_sample import FeatureSample, tensor_names
+from eagle3_kimi.hidden_states.feature_sample import FeatureSample, tensor_layout
 from eagle3_kimi.hidden_states.manifest import StoreManifest
 from eagle3_kimi.hidden_states.shards import file_digest, index_files, load_index
 
@@ -89,8 +89,8 @@ def _find_fault(shard: Path, index: dict[str, Any], manifest: StoreManifest) -> 
     try:
         with safe_open(shard, framework="pt") as handle:
             for entry in index["samples"]:
-                names = tensor_names(manifest.format)
-                tensors = {name: handle.get_tensor(f"{entry['id']}/{name}") for name in names}
+                layout = tensor_layout(manifest, entry["num_tokens"], entry["num_prompt_tokens"])
+                tensors = {name: handle.get_tensor(f"{entry['id']}/{name}") for name in layout}
                 sample = FeatureSample.from_tensors(entry, tensors)
                 sample.check(manifest)
                 if sample.index_entry() != entry:

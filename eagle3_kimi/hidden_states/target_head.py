@@ -42,6 +42,11 @@ class TargetHead:
         self._eps = target.rms_norm_eps
 
     @property
+    def device(self) -> torch.device:
+        """Where the head lives."""
+        return self._head.device
+
+    @property
     def norm_weight(self) -> Tensor:
         """[H], float32, on the CPU."""
         return self._norm.float().cpu()
