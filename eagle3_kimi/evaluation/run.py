@@ -1,33 +1,22 @@
-"""One evaluation: plain decoding, then the drafter at each draft length, one engine at a time, then acceptance.json.
-
-    plain engine          asks the questions, thinking on and off, greedy and sampled -> prompts, text, speed
-    engine with k         the same prompts                                            -> steps, counters, speed
-    transformers, k       the same prompts, greedy                                    -> the simulated figure
-
-Each finished engine is kept in `.evaluation/` until the end, so an interrupted evaluation goes on where it was.
-"""
+"""One evaluation: questions in, acceptance.json out."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import logging
 import shutil
-from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from eagle3_kimi.errors import DataError
-from eagle3_kimi.evaluation.acceptance import AcceptanceReport, AcceptanceRequest, measure_together
+from eagle3_kimi.evaluation.acceptance import AcceptanceReport
 from eagle3_kimi.evaluation.benchmarks import Benchmark, load_benchmark
+from eagle3_kimi.evaluation.engine_runs import run_engines
 from eagle3_kimi.evaluation.figures import Simulation, describe_drafted, describe_plain
 from eagle3_kimi.evaluation.settings import EvaluationConfig, Sampling, list_samplings
 from eagle3_kimi.prompts.files import digest_of
 from eagle3_kimi.protocol import ReasoningProtocol
 from eagle3_kimi.target import Target
-
-logger = logging.getLogger(__name__)
 
 SCHEMA_VERSION = 1
 ACCEPTANCE = "acceptance.json"
@@ -56,36 +45,11 @@ def evaluate_drafter(config: EvaluationConfig) -> dict[str, Any]:
     questions = tuple(question for benchmark in benchmarks for question in benchmark.questions)
     protocol = config.target.load_protocol(config.target.load_tokenizer())
     samplings = list_samplings(config, protocol.preset.name)
+    simulate, why_not = _decide_simulation(config)
     kept = config.output / ".evaluation"
     kept.mkdir(parents=True, exist_ok=True)
-    base, training = _base_request(config), _read_training(config.drafter)
-
-    asking = [replace(_sampled(base, sampling), questions=questions) for sampling in samplings]
-    plain = _measure(asking, kept, "plain decoding")
-    if not plain[0].prompt_token_ids:
-        raise DataError(f"every prompt is longer than {config.max_model_len - 1} tokens; raise --max-model-len")
-    greedy = [index for index, sampling in enumerate(samplings) if not sampling.temperature]
-    simulate, why_not = _decide_simulation(config)
-    results: list[dict[str, Any]] = [
-        {**asdict(sampling), "plain": describe_plain(report, protocol.markers.stop_token_ids), "drafted": []}
-        for sampling, report in zip(samplings, plain, strict=True)
-    ]
-    served = plain[0]
-    for length in config.num_speculative_tokens:
-        drafting = [_drafted(base, s, p, config.drafter, length) for s, p in zip(samplings, plain, strict=True)]
-        reports = _measure(drafting, kept, f"the drafter with k = {length}")
-        trained = _read_training_simulation(training, length)
-        simulated = {index: trained for index in greedy if samplings[index].thinking}
-        if simulate and greedy:
-            simulating = [replace(drafting[index], engine="transformers", reference=()) for index in greedy]
-            made = _measure(simulating, kept, f"the simulation of k = {length}")
-            simulated = {index: _simulation_of(report) for index, report in zip(greedy, made, strict=True)}
-        served = reports[0]
-        for index, report in enumerate(reports):
-            figures = describe_drafted(
-                report, plain[index], questions, protocol, greedy=index in greedy, simulated=simulated.get(index)
-            )
-            results[index]["drafted"].append(figures)
+    runs = run_engines(config, questions, samplings, simulate=simulate, kept=kept)
+    training, served = _read_training(config.drafter), next(iter(runs.drafted.values()))
     result = {
         "schema_version": SCHEMA_VERSION,
         "definitions": _DEFINITIONS,
@@ -95,7 +59,24 @@ def evaluate_drafter(config: EvaluationConfig) -> dict[str, Any]:
         "settings": _describe_settings(config, protocol, why_not),
         "training": training,
         "benchmarks": [_describe_benchmark(benchmark) for benchmark in benchmarks],
-        "results": results,
+        "results": [
+            {
+                **asdict(sampling),
+                "plain": describe_plain(runs.plain[index], protocol.markers.stop_token_ids),
+                "drafted": [
+                    describe_drafted(
+                        runs.drafted[index, length],
+                        runs.plain[index],
+                        questions,
+                        protocol,
+                        greedy=not sampling.temperature,
+                        simulated=_find_simulation(runs.simulated.get((index, length)), training, sampling, length),
+                    )
+                    for length in config.num_speculative_tokens
+                ],
+            }
+            for index, sampling in enumerate(samplings)
+        ],
     }
     text = json.dumps(result, indent=2, ensure_ascii=False) + "\n"
     temporary = config.output / f".{ACCEPTANCE}.tmp"
@@ -103,55 +84,6 @@ def evaluate_drafter(config: EvaluationConfig) -> dict[str, Any]:
     temporary.replace(config.output / ACCEPTANCE)
     shutil.rmtree(kept)
     return result
-
-
-def _base_request(config: EvaluationConfig) -> AcceptanceRequest:
-    return AcceptanceRequest(
-        target=str(config.target.path),
-        target_revision=config.target.revision,
-        trust_remote_code=config.target.trust_remote_code,
-        engine=config.engine,
-        max_tokens=config.max_tokens,
-        max_model_len=config.max_model_len,
-        max_num_seqs=config.max_num_seqs,
-        tensor_parallel_size=config.tensor_parallel_size,
-        dtype=config.dtype,
-        seed=config.seed,
-    )
-
-
-def _sampled(base: AcceptanceRequest, sampling: Sampling) -> AcceptanceRequest:
-    return replace(base, thinking=sampling.thinking, temperature=sampling.temperature, top_p=sampling.top_p)
-
-
-def _drafted(
-    base: AcceptanceRequest, sampling: Sampling, plain: AcceptanceReport, drafter: Path, length: int
-) -> AcceptanceRequest:
-    return replace(
-        _sampled(base, sampling),
-        drafter=str(drafter.resolve()),
-        num_speculative_tokens=length,
-        prompts=plain.prompt_token_ids,
-        reference=() if sampling.temperature else plain.output_token_ids,
-    )
-
-
-def _measure(requests: Sequence[AcceptanceRequest], kept: Path, what: str) -> list[AcceptanceReport]:
-    """Reports of one engine: those of an interrupted evaluation, or made now."""
-    values = [asdict(request) for request in requests]
-    digest = hashlib.sha256(json.dumps(values, sort_keys=True).encode())
-    for drafter in {request.drafter for request in requests if request.drafter is not None}:
-        digest.update(digest_of(Path(drafter) / "model.safetensors").encode())
-    file = kept / f"{digest.hexdigest()[:16]}.json"
-    if file.is_file():
-        logger.info("%s: reused from the interrupted evaluation", what)
-        return [AcceptanceReport.from_json(value) for value in json.loads(file.read_text(encoding="utf-8"))]
-    logger.info("%s: starting %s", what, requests[0].engine)
-    reports = measure_together(requests, log=file.with_suffix(".log"))
-    temporary = file.with_suffix(".tmp")
-    temporary.write_text(json.dumps([asdict(report) for report in reports]), encoding="utf-8")
-    temporary.replace(file)
-    return reports
 
 
 def _decide_simulation(config: EvaluationConfig) -> tuple[bool, str]:
@@ -201,17 +133,15 @@ def _read_training(drafter: Path) -> dict[str, Any] | None:
     return {key: values[key] for key in _TRAINING_KEYS if key in values}
 
 
-def _read_training_simulation(training: dict[str, Any] | None, length: int) -> Simulation | None:
-    """The trainer's estimate for a draft length, from its own evaluation: other text, every position a start."""
+def _find_simulation(
+    report: AcceptanceReport | None, training: dict[str, Any] | None, sampling: Sampling, length: int
+) -> Simulation | None:
+    """What transformers said of the same prompts, else the trainer's estimate: other text, every position a start."""
+    if report is not None:
+        source = f"{report.engine} {report.engine_version}, the same prompts"
+        return Simulation(source=source, acceptance_per_position=report.acceptance_per_position)
     shares = (training or {}).get("acceptance", ())
-    if training is None or len(shares) < length:
+    if training is None or len(shares) < length or sampling.temperature or not sampling.thinking:
         return None
     source = f"training, on its {training.get('evaluated_on', 'own')} samples"
     return Simulation(source=source, acceptance_per_position=tuple(shares[:length]))
-
-
-def _simulation_of(report: AcceptanceReport) -> Simulation:
-    return Simulation(
-        source=f"{report.engine} {report.engine_version}, the same prompts",
-        acceptance_per_position=report.acceptance_per_position,
-    )
