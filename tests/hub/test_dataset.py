@@ -127,7 +127,7 @@ def test_of_two_pushes_at_once_one_is_refused(client: Client, samples: Samples, 
         hub.stall_at_upload = None
         client.do(["push", "dataset", samples("second", "c", "d", refused=0), REPO, *push])
         hub.released.set()
-        ((code, output),) = json.loads(slow.communicate(timeout=60)[0])
+        ((code, output),) = json.loads(slow.communicate(timeout=300)[0])
     assert code == 1
     assert "another push to me/samples came in between" in output
     repo = hub.repos[KEY]
