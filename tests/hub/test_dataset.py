@@ -168,6 +168,10 @@ def test_incomplete_samples_never_leave(samples: Samples, tmp_path: Path) -> Non
         push_dataset(folder / "blank", REPO, tag="v1", dry_run=tmp_path / "dry")
     with pytest.raises(UsageError, match="no quarantine folder"):
         push_dataset(folder, REPO, tag="v1", dry_run=tmp_path / "dry")
+    DatasetDict({}).save_to_disk(folder / "quarantine")
+    DatasetDict({}).save_to_disk(folder / "complete")
+    with pytest.raises(DataError, match="no complete samples"):
+        push_dataset(folder, REPO, tag="v1", dry_run=tmp_path / "dry")
 
 
 def test_a_dry_run_writes_the_whole_version(samples: Samples, tmp_path: Path) -> None:
