@@ -105,6 +105,7 @@ def open_samples(path: Path) -> dict[str, DatasetDict]:
 
     Raises:
         UsageError: one of them is missing; refused samples belong to the data set.
+        DataError: no sample is complete.
     """
     missing = [name for name in CONFIGS if not (path / name / "dataset_dict.json").is_file()]
     if missing:
@@ -112,10 +113,13 @@ def open_samples(path: Path) -> dict[str, DatasetDict]:
             f"{path} has no {' and no '.join(missing)} folder; give the folder that `eagle3-kimi generate -o` wrote"
         )
     opened = {name: load_from_disk(str(path / name)) for name in CONFIGS}
-    return {
+    filled = {
         name: DatasetDict({split: rows for split, rows in samples.items() if len(rows)})
         for name, samples in opened.items()
     }
+    if not filled["complete"]:
+        raise DataError(f"{path} holds no complete samples; there is nothing to push")
+    return filled
 
 
 def write_parquet(splits: Mapping[str, Dataset], folder: Path) -> None:

@@ -178,16 +178,15 @@ def build_card(
 
 
 def _upload(repository: Repository, head: Head, path: Path, shards: Sequence[Shard], card: str, message: str) -> str:
-    """Card and manifest, then the missing shards, in few commits; the last one holds the version."""
+    """What is small, then the missing shards, in few commits; the last one holds the version."""
     sizes = {file.name: file.stat().st_size for s in shards for file in (s.file, s.index_file)}
     files = repository.list_paths(head.commit)
     stale = [CommitOperationDelete(name) for name in files if name.startswith("features-r") and name not in sizes]
-    first = [
-        CommitOperationAdd(CARD_NAME, card.encode()),
-        CommitOperationAdd(MANIFEST_NAME, str(path / MANIFEST_NAME)),
-    ]
-    commit = repository.commit([*first, *stale], message, parent=head.commit)
     missing = find_missing(shards, head.digests)
+    small = [path / MANIFEST_NAME, *(shard.index_file for shard in shards if shard not in missing)]
+    first = [CommitOperationAdd(file.name, str(file)) for file in small]  # the client leaves out what did not change
+    card_file = CommitOperationAdd(CARD_NAME, card.encode())
+    commit = repository.commit([card_file, *first, *stale], message, parent=head.commit)
     if len(missing) < len(shards):
         logger.info("%d of %d shards are in %s already", len(shards) - len(missing), len(shards), repository.repo_id)
     progress = _Progress(missing)

@@ -45,7 +45,7 @@ class Client:
     def run(self, *commands: Command, **environment: str) -> list[Finished]:
         """Runs the commands one after the other in a fresh process."""
         with self.start(*commands, **environment) as process:
-            output, errors = process.communicate(timeout=120)
+            output, errors = process.communicate(timeout=300)
         assert process.returncode == 0, errors
         return [Finished(code, " ".join(text.split())) for code, text in json.loads(output)]
 

@@ -127,7 +127,7 @@ def test_of_two_pushes_at_once_one_is_refused(client: Client, samples: Samples, 
         hub.stall_at_upload = None
         client.do(["push", "dataset", samples("second", "c", "d", refused=0), REPO, *push])
         hub.released.set()
-        ((code, output),) = json.loads(slow.communicate(timeout=60)[0])
+        ((code, output),) = json.loads(slow.communicate(timeout=300)[0])
     assert code == 1
     assert "another push to me/samples came in between" in output
     repo = hub.repos[KEY]
@@ -167,6 +167,10 @@ def test_incomplete_samples_never_leave(samples: Samples, tmp_path: Path) -> Non
     with pytest.raises(DataError, match="not reasoning-complete: row 0, field reasoning"):
         push_dataset(folder / "blank", REPO, tag="v1", dry_run=tmp_path / "dry")
     with pytest.raises(UsageError, match="no quarantine folder"):
+        push_dataset(folder, REPO, tag="v1", dry_run=tmp_path / "dry")
+    DatasetDict({}).save_to_disk(folder / "quarantine")
+    DatasetDict({}).save_to_disk(folder / "complete")
+    with pytest.raises(DataError, match="no complete samples"):
         push_dataset(folder, REPO, tag="v1", dry_run=tmp_path / "dry")
 
 

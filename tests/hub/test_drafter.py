@@ -102,6 +102,7 @@ def test_the_card_says_how_good_it_is(drafter: Path, target: Target, tmp_path: P
         "| thinking on, temperature 0 | 4 | 2.50 | 2.60 | 2.40 | 3.00 | 1.60x |",
         "| simulated acceptance length | 2.135 |",
         "| acceptance by step, joint, simulated | 0.6, 0.3 |",
+        '"num_speculative_tokens": 4}',
         "--speculative-num-steps 4 --speculative-eagle-topk 1",
         "--speculative-num-draft-tokens 5",
         "**not served here**",
@@ -109,15 +110,20 @@ def test_the_card_says_how_good_it_is(drafter: Path, target: Target, tmp_path: P
         assert text in card
     assert not any(str(tmp_path).encode() in file.read_bytes() for file in (tmp_path / "dry").iterdir())
 
-    (command,) = [line for line in card.splitlines() if line.startswith("vllm serve")]
-    program, verb, model, *flags = shlex.split(command)
-    assert (program, verb, model) == ("vllm", "serve", "target")
+
+@pytest.mark.vllm
+def test_vllm_understands_the_command_of_the_card(drafter: Path, target: Target, tmp_path: Path) -> None:
     from vllm.engine.arg_utils import EngineArgs
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
+    push_drafter(drafter, REPO, tag="v1", target=target, dry_run=tmp_path / "dry")
+    card = (tmp_path / "dry" / "README.md").read_text()
+    (command,) = [line for line in card.splitlines() if line.startswith("vllm serve")]
+    program, verb, model, *flags = shlex.split(command)
+    assert (program, verb, model) == ("vllm", "serve", "target")
     options = EngineArgs.add_cli_args(FlexibleArgumentParser()).parse_args(flags)
     assert options.speculative_config == {
-        "method": "eagle3", "model": REPO, "revision": "v1", "num_speculative_tokens": 4,
+        "method": "eagle3", "model": REPO, "revision": "v1", "num_speculative_tokens": 3,
     }  # fmt: skip
 
 

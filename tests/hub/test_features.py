@@ -50,11 +50,14 @@ def test_push_is_resumed_and_pull_goes_on(client: Client, store: Path, hub: Hub,
     missing.unlink()
     times = [file.stat().st_mtime_ns for file in kept]
     write_store(store, shards=7)
+    moved = list_shards(store)[-3].index_file  # its sample went to the other split: other index, same shard
+    moved.write_text(moved.read_text().replace('"train"', '"validation"'))
     client.do(pull, ["push", "features", store, REPO, "--tag", "v2"], ["pull", *pull[1:4], "v2", "-o", tmp_path / "v2"])
     assert check_store(out).ok
     assert [file.stat().st_mtime_ns for file in kept] == times
     assert len(hub.uploads) == 7
     assert len(FeatureStore(tmp_path / "v2")) == 7
+    assert len(FeatureStore(tmp_path / "v2", split="validation")) == 1
     assert len(hub.repos[KEY].commits[hub.repos[KEY].tags["v1"]]) == 5 * 2 + 3  # store.json, README, .gitattributes
 
     # On the way a shard changed: it is not taken for a shard of the store.
