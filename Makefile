@@ -13,6 +13,8 @@ WORKDIR ?= runs/demo
 JOBS ?= 2
 
 BIN := $(VENV)/bin
+# The tests of a file share what they start, so they stay in one process.
+PARALLEL := -n $(JOBS) --dist loadgroup --no-loadscope-reorder
 STAMP := $(VENV)/.installed
 # The CUDA build of vLLM where an NVIDIA GPU is seen, the CPU build elsewhere.
 GPU := $(shell command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi -L >/dev/null 2>&1 && echo yes)
@@ -22,7 +24,7 @@ export OMP_WAIT_POLICY ?= PASSIVE
 export VLLM_NO_USAGE_STATS ?= 1
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: help install demo test quality format nightly clean
+.PHONY: help install demo test quality format nightly lower-bounds clean
 help:
 	@sed -n '1,5s/^# //p' Makefile
 
@@ -37,7 +39,7 @@ demo: install
 	$(BIN)/eagle3-kimi demo --workdir $(WORKDIR) --engine $$(cat $(VENV)/.engine)
 
 test: install
-	$(BIN)/python -m pytest tests -n $(JOBS) --dist loadgroup --no-loadscope-reorder
+	$(BIN)/python -m pytest tests $(PARALLEL)
 
 quality: install
 	$(BIN)/ruff check .
@@ -53,5 +55,13 @@ format: install
 nightly: install
 	EAGLE3_KIMI_NIGHTLY=1 $(BIN)/python -m pytest tests --timeout 7200
 
+# The tests that need no vLLM, with the oldest versions that setup.cfg allows.
+lower-bounds: install
+	$(BIN)/python -m pip install --quiet uv
+	$(BIN)/uv venv --quiet --clear --python $(BIN)/python $(VENV)-lower
+	$(BIN)/python -m pip --python $(VENV)-lower install --quiet $(TORCH) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX))
+	$(BIN)/uv pip install --quiet --python $(VENV)-lower --resolution lowest-direct --editable '.[test]'
+	$(VENV)-lower/bin/python -m pytest tests -m 'not vllm' $(PARALLEL)
+
 clean:
-	rm -rf $(VENV) runs build *.egg-info
+	rm -rf $(VENV) $(VENV)-lower runs build *.egg-info
