@@ -17,6 +17,9 @@ from eagle3_kimi.hidden_states.sink import CAPTURE_KEY, DROP_CUT_KEY, CapturedSt
 from eagle3_kimi.hidden_states.state_channel import StateChannel
 from eagle3_kimi.target import Target
 
+_CPU_STEP_TOKENS = 8192
+"""Tokens of a step at least: MLA on a CPU prefills in one piece, and what is longer would wait for ever."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class CapturedGeneration(Generation):
@@ -45,9 +48,9 @@ class CapturingVllmEngine(VllmEngine):
         arguments = connector_arguments(layer_ids, self._channel.name)
         arguments["scheduler_cls"] = "eagle3_kimi.hidden_states.draftless.DraftlessScheduler"
         arguments["async_scheduling"] = False
-        if options.max_model_len is not None and not torch.cuda.is_available():
-            # MLA on a CPU prefills in one piece; what does not fit into a step would wait for ever
-            arguments["max_num_batched_tokens"] = max(8192, options.max_model_len)
+        self._on_cpu = not torch.cuda.is_available()
+        if self._on_cpu:
+            arguments["max_num_batched_tokens"] = max(_CPU_STEP_TOKENS, options.max_model_len or 0)
         try:
             super().__init__(target, options, **arguments)
         except BaseException:
@@ -60,7 +63,10 @@ class CapturingVllmEngine(VllmEngine):
         if known is None:
             super()._add(request, params)
             return
-        token_ids, longest = [*request.prompt_token_ids, *known], self._llm.llm_engine.model_config.max_model_len
+        token_ids, config = [*request.prompt_token_ids, *known], self._llm.llm_engine.vllm_config
+        longest = config.model_config.max_model_len
+        if self._on_cpu:
+            longest = min(longest, config.scheduler_config.max_num_batched_tokens)
         if len(token_ids) > longest:
             raise EngineError(
                 f"sample {request.id} has {len(token_ids)} tokens, the engine takes {longest}: raise max_model_len"

@@ -75,12 +75,12 @@ class StateChannel:
         self._folder.cleanup()
 
     def _receive(self) -> None:
-        connection, _ = self._server.accept()
         try:
+            connection, _ = self._server.accept()
             with connection:
                 while True:
                     self._arrived.put(_receive_states(connection))
-        except OSError:  # the sender's process ended, in order or not
+        except OSError:  # the sender's process ended, or this end was closed
             self._arrived.put(None)
 
 
