@@ -12,7 +12,7 @@ Generation happens in the process that prepares the data set; what a journal alr
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,8 @@ from eagle3_kimi.errors import RunStopped, UsageError
 from eagle3_kimi.features import build_features, build_quarantine_features
 from eagle3_kimi.generation import GenerationConfig, GenerationRun, Journal, fingerprint, journal_key
 from eagle3_kimi.generation.rows import split_of
+from eagle3_kimi.hidden_states.capture_config import CaptureConfig
+from eagle3_kimi.hidden_states.formats import AuxDtype, FeatureFormat, Targets
 from eagle3_kimi.prompts import RefusedRows, TokenCounter, load_conversations, open_prompts, prompts_digest
 from eagle3_kimi.protocol import Reason
 from eagle3_kimi.target import resolve_target
@@ -60,6 +62,11 @@ class KimiReasoningConfig(datasets.BuilderConfig):
     gpu_memory_utilization: float = 0.9
     server_url: str = ""
     server_seconds_per_token: float = 0.25
+    capture_hidden_states: str | None = None
+    aux_layer_ids: Sequence[int] | None = None
+    aux_dtype: AuxDtype = "fp8"
+    targets: Targets = "topk"
+    top_k: int = 64
 
     def generation_config(self) -> GenerationConfig:
         """The same options as the generation stage takes them."""
@@ -80,6 +87,7 @@ class KimiReasoningConfig(datasets.BuilderConfig):
             max_truncated=self.max_truncated,
             max_incomplete=self.max_incomplete,
             breaker_window=self.breaker_window,
+            capture=self._capture_config(),
             options=EngineOptions(
                 tensor_parallel_size=self.tensor_parallel_size,
                 dtype=self.dtype,
@@ -89,6 +97,15 @@ class KimiReasoningConfig(datasets.BuilderConfig):
                 server_url=self.server_url,
                 server_seconds_per_token=self.server_seconds_per_token,
             ),
+        )
+
+    def _capture_config(self) -> CaptureConfig | None:
+        if self.capture_hidden_states is None:
+            return None
+        return CaptureConfig(
+            store=Path(self.capture_hidden_states),
+            aux_layer_ids=tuple(self.aux_layer_ids) if self.aux_layer_ids else None,
+            format=FeatureFormat(aux_dtype=self.aux_dtype, targets=self.targets, top_k=self.top_k),
         )
 
     def prompt_files(self) -> list[Path]:
@@ -132,6 +149,15 @@ class KimiReasoning(datasets.GeneratorBasedBuilder):
     DEFAULT_WRITER_BATCH_SIZE = 100  # rows are long
 
     config: KimiReasoningConfig
+
+    def download_and_prepare(self, *args: Any, download_mode: Any = None, **kwargs: Any) -> None:
+        """With `capture_hidden_states` a cached data set is prepared again: only a run knows what the store lacks.
+
+        Where it lacks nothing, that is a replay of the journal, without an engine.
+        """
+        if self.config.capture_hidden_states is not None:
+            download_mode = datasets.DownloadMode.REUSE_CACHE_IF_EXISTS
+        super().download_and_prepare(*args, download_mode=download_mode, **kwargs)
 
     def _info(self) -> datasets.DatasetInfo:
         return datasets.DatasetInfo(

@@ -117,6 +117,15 @@ def generate(
     max_model_len: Annotated[int | None, typer.Option(help="Longest prompt plus answer.")] = None,
     max_num_seqs: Annotated[int, typer.Option(help="Most sequences in one engine step.")] = 256,
     journal_dir: Annotated[Path | None, typer.Option(help="Where journals live; default: the cache folder.")] = None,
+    capture_hidden_states: Annotated[
+        Path | None, typer.Option(metavar="STORE", help="Also fill this feature store, in the same pass (vllm only).")
+    ] = None,
+    aux_layer_ids: Annotated[
+        str | None, typer.Option(help="Of the store: boundary ids (2,30,58); default: (2, n // 2, n - 3).")
+    ] = None,
+    aux_dtype: Annotated[str, typer.Option(help="Of the store's aux states: fp8, bf16 or fp32.")] = "fp8",
+    targets: Annotated[str, typer.Option(help="What the store keeps of the target's choices: topk or state.")] = "topk",
+    top_k: Annotated[int, typer.Option(help="Tokens of a topk target.")] = 64,
     push_to: Annotated[str | None, typer.Option(metavar="REPO", help="Push the data set there; needs --tag.")] = None,
     tag: Annotated[str | None, typer.Option(help="Name of the version that is pushed, such as v1.2.0.")] = None,
 ) -> None:
@@ -131,6 +140,8 @@ def generate(
     for name in ("output", "push_to", "tag"):
         options.pop(name)
     options["journal_dir"] = str(journal_dir) if journal_dir else None
+    options["capture_hidden_states"] = str(capture_hidden_states) if capture_hidden_states else None
+    options["aux_layer_ids"] = drafter.parse_layer_ids(aux_layer_ids) if aux_layer_ids else None
     samples = eagle3_kimi.load_dataset("kimi_reasoning", data_files=files, **options)
     refused = eagle3_kimi.load_dataset("kimi_reasoning", "quarantine", data_files=files, **options)
     eagle3_kimi.validate(samples)

@@ -78,14 +78,15 @@ def convert(
         output,
         target=None if target is None else resolve_target(target),
         format=format,
-        aux_layer_ids=None if aux_layer_ids is None else _parse_ids(aux_layer_ids),
+        aux_layer_ids=None if aux_layer_ids is None else parse_layer_ids(aux_layer_ids),
     )
     for change in done.changes:
         typer.echo(change)
     typer.echo(f"{drafter} (layout: {done.layout}) written to {output}, checked; {len(done.changes)} changes")
 
 
-def _parse_ids(text: str) -> list[int]:
+def parse_layer_ids(text: str) -> list[int]:
+    """Boundary ids with commas between them."""
     try:
         return [int(part) for part in text.split(",")]
     except ValueError as error:

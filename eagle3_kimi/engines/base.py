@@ -59,6 +59,8 @@ class GenerationRequest:
     id: str
     prompt_token_ids: list[int]
     seed: int
+    known_output: list[int] | None = None
+    """The answer, where there is one and only its hidden states are wanted; for an engine that captures them."""
 
 
 @dataclass(frozen=True, kw_only=True)

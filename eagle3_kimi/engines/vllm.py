@@ -83,12 +83,18 @@ def close_llm(llm: Any) -> None:
 
 
 class VllmEngine:
-    """Generates with an offline vLLM engine; prefix caching stays on."""
+    """Generates with an offline vLLM engine; prefix caching stays on.
 
-    def __init__(self, target: Target, options: EngineOptions) -> None:
+    Args:
+        target: the target model.
+        options: where and how it runs.
+        arguments: more of `vllm.LLM`, for an engine built upon this one.
+    """
+
+    def __init__(self, target: Target, options: EngineOptions, **arguments: Any) -> None:
         import vllm
 
-        self._llm = load_llm(target, options, enable_prefix_caching=True, seed=0)
+        self._llm = load_llm(target, options, **{"enable_prefix_caching": True, "seed": 0, **arguments})
         self._max_in_flight = 2 * options.max_num_seqs  # a full step plus one waiting behind it
         platform = self._llm.llm_engine.vllm_config.device_config.device_type
         self.info = EngineInfo(name="vllm", version=vllm.__version__, device=str(platform))
@@ -97,30 +103,35 @@ class VllmEngine:
         self, queue: deque[GenerationRequest], sampling: SamplingOptions, stop_token_ids: tuple[int, ...]
     ) -> Iterator[Generation]:
         """See `TargetEngine.generate`."""
-        engine = self._llm.llm_engine
+        max_model_len = self._llm.llm_engine.model_config.max_model_len
         in_flight: dict[str, GenerationRequest] = {}
         while queue or in_flight:
             while queue and len(in_flight) < self._max_in_flight:
                 request = queue.popleft()
-                if refused := refuse_long_prompt(request, engine.model_config.max_model_len):
+                if refused := refuse_long_prompt(request, max_model_len):
                     yield refused
                     continue
                 in_flight[request.id] = request
-                engine.add_request(
-                    request.id,
-                    {"prompt_token_ids": request.prompt_token_ids},
-                    self._params(sampling, stop_token_ids, request.seed),
+                self._add(request, self._params(sampling, stop_token_ids, request.seed))
+            for generation in self._step(in_flight):
+                del in_flight[generation.request_id]
+                yield generation
+
+    def _add(self, request: GenerationRequest, params: Any) -> None:
+        """Hands a request to the engine."""
+        self._llm.llm_engine.add_request(request.id, {"prompt_token_ids": request.prompt_token_ids}, params)
+
+    def _step(self, in_flight: dict[str, GenerationRequest]) -> Iterator[Generation]:
+        """One step of the engine: those of `in_flight` that it finished."""
+        for output in self._llm.llm_engine.step():
+            if output.finished:
+                request, completion = in_flight[output.request_id], output.outputs[0]
+                yield Generation(
+                    request_id=request.id,
+                    prompt_token_ids=list(output.prompt_token_ids),
+                    output_token_ids=list(completion.token_ids),
+                    finish_reason=str(completion.finish_reason),
                 )
-            for output in engine.step():
-                if output.finished:
-                    request = in_flight.pop(output.request_id)
-                    completion = output.outputs[0]
-                    yield Generation(
-                        request_id=request.id,
-                        prompt_token_ids=list(output.prompt_token_ids),
-                        output_token_ids=list(completion.token_ids),
-                        finish_reason=str(completion.finish_reason),
-                    )
 
     def _params(self, sampling: SamplingOptions, stop_token_ids: tuple[int, ...], seed: int) -> Any:
         from vllm import SamplingParams

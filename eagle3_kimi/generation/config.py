@@ -11,6 +11,7 @@ from typing import Any
 from eagle3_kimi.engines import SamplingOptions
 from eagle3_kimi.engines.base import EngineOptions
 from eagle3_kimi.errors import UsageError
+from eagle3_kimi.hidden_states.capture_config import CaptureConfig
 from eagle3_kimi.schema import SCHEMA_VERSION
 from eagle3_kimi.target import Target
 
@@ -51,6 +52,8 @@ class GenerationConfig:
     """Finished samples the circuit breaker looks back on."""
     options: EngineOptions = field(default_factory=EngineOptions)
     """Where the engine runs. Decides no row."""
+    capture: CaptureConfig | None = None
+    """Keeps the hidden states of complete samples as they are generated. Decides no row."""
 
     def __post_init__(self) -> None:
         if self.samples_per_prompt < 1:
@@ -59,6 +62,11 @@ class GenerationConfig:
             raise UsageError(f"validation_fraction must lie in [0, 1), got {self.validation_fraction}")
         if self.engine == "server" and not self.options.server_url:
             raise UsageError("the server engine needs server_url, for example http://127.0.0.1:8000")
+        if self.capture is not None and self.engine != "vllm":
+            raise UsageError(
+                f"only the vllm engine captures hidden states while it generates, not {self.engine}: leave "
+                "capture_hidden_states out, and extract them afterwards (train/extract_hidden_states.py)"
+            )
 
 
 def journal_key(config: GenerationConfig, target: Target, tokenizer: Any) -> dict[str, Any]:

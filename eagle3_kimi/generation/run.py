@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
-from typing import Any
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 from eagle3_kimi.chat import render_prompt
 from eagle3_kimi.engines import EngineInfo, Generation, GenerationRequest, TargetEngine, open_engine
@@ -22,6 +23,9 @@ from eagle3_kimi.generation.rows import build_provenance, build_quarantine_row, 
 from eagle3_kimi.prompts import Conversation
 from eagle3_kimi.protocol import Reason, ToolCall, TurnReading
 from eagle3_kimi.target import Target, resolve_target
+
+if TYPE_CHECKING:
+    from eagle3_kimi.generation.capture import StateCapture
 
 OpenEngine = Callable[[str, Target, EngineOptions], TargetEngine]
 
@@ -73,7 +77,7 @@ class GenerationRun:
     places in the journal's file, so other processes may read the records.
     """
 
-    def __init__(self, config: GenerationConfig, *, open_engine: OpenEngine = open_engine) -> None:
+    def __init__(self, config: GenerationConfig, *, open_engine: OpenEngine | None = None) -> None:
         self.config = config
         self.open_engine = open_engine
         self.target = resolve_target(
@@ -101,17 +105,28 @@ class GenerationRun:
         Raises:
             RunStopped: the circuit breaker tripped, the disk is full, or another run writes this journal.
             TargetError: the preflight failed.
+            DataError: hidden states fail the contract check, or the store is another run's.
         """
-        with self.journal as journal:
-            return _Loop(self, journal).run(self.chains(conversations))
+        with self.journal as journal, ExitStack() as stack:
+            capture = self._open_capture()
+            if capture is not None:
+                stack.enter_context(capture)
+            return _Loop(self, journal, capture).run(self.chains(conversations))
+
+    def _open_capture(self) -> StateCapture | None:
+        if self.config.capture is None:
+            return None
+        from eagle3_kimi.generation.capture import StateCapture
+
+        return StateCapture(self.config.capture, self.config, self.target, self.protocol.preset.name)
 
 
 class _Loop:
     """The state of one run: which chain waits for which request."""
 
-    def __init__(self, run: GenerationRun, journal: Journal) -> None:
+    def __init__(self, run: GenerationRun, journal: Journal, capture: StateCapture | None) -> None:
         self._config, self._protocol, self._journal = run.config, run.protocol, journal
-        self._run = run
+        self._run, self._capture = run, capture
         self._queue: deque[GenerationRequest] = deque()
         self._waiting: dict[str, tuple[Chain, PlannedTurn]] = {}
         self._report = RunReport(index=journal.index())
@@ -125,7 +140,8 @@ class _Loop:
     def run(self, chains: Iterator[Chain]) -> RunReport:
         self._refill(chains)
         if self._queue:
-            engine = self._run.open_engine(self._config.engine, self._run.target, self._config.options)
+            opener = self._run.open_engine or (self._capture.open_engine if self._capture else open_engine)
+            engine = opener(self._config.engine, self._run.target, self._config.options)
             try:
                 self._generate(engine, chains)
             finally:
@@ -137,18 +153,24 @@ class _Loop:
         check_canaries(engine, self._run.tokenizer, self._protocol, config.sampling)
         with Progress("samples", unit="samples") as progress:
             for generation in engine.generate(self._queue, config.sampling, stop):
-                chain, turn = self._waiting.pop(generation.request_id)
-                reading = self._finish(chain, turn, generation, engine.info)
-                tokens = len(generation.output_token_ids)
-                progress.advance(complete=reading.complete, tokens=tokens, left=len(self._waiting))
-                self._advance(chain)
+                if self._capture is None or not self._capture.take_missing(generation):
+                    chain, turn = self._waiting.pop(generation.request_id)
+                    reading = self._finish(chain, turn, generation, engine.info)
+                    tokens = len(generation.output_token_ids)
+                    progress.advance(complete=reading.complete, tokens=tokens, left=len(self._waiting))
+                    self._advance(chain)
                 self._refill(chains)
-        if self._waiting:
-            raise EngineError(f"the engine {engine.info.name} ended with {len(self._waiting)} requests unanswered")
+        if self._num_open:
+            raise EngineError(f"the engine {engine.info.name} ended with {self._num_open} requests unanswered")
         self._breaker.finish()
 
+    @property
+    def _num_open(self) -> int:
+        """Requests without an answer."""
+        return len(self._waiting) + (self._capture.num_missing if self._capture else 0)
+
     def _refill(self, chains: Iterator[Chain]) -> None:
-        while len(self._waiting) < _CHAINS_AHEAD and (chain := next(chains, None)) is not None:
+        while self._num_open < _CHAINS_AHEAD and (chain := next(chains, None)) is not None:
             self._report.planned += chain.num_planned
             self._report.chains.append((chain.conversation.id, chain.finished_turn_ids))
             self._advance(chain)
@@ -165,6 +187,9 @@ class _Loop:
                 self._queue.append(request)
                 return
             reading = _replay(self._journal, entry, chain)
+            if self._capture is not None and reading.complete:
+                missing = self._capture.request_missing(self._journal.read_at(entry.offset)["row"])
+                self._queue.extend([missing] if missing else [])
             self._count(reading)
             chain.accept(reading)
         if chain.num_not_run:
@@ -180,16 +205,24 @@ class _Loop:
         reading = self._protocol.read(prompt, output, generation.finish_reason)
         if prompt != turn.prompt_token_ids:
             raise DataError(f"the engine answered another prompt than sample {turn.id} asked: {info}")
-        source = chain.conversation.source
+        source, encoded = chain.conversation.source, None
         if reading.complete:
             name, preset = self._run.target.name, self._protocol.preset.name
             provenance = build_provenance(self._run.key, name, info, preset, self._seed(turn.id))
             row = build_row(turn, source, generation, reading, provenance)
-        else:
+            if self._capture is not None:
+                try:
+                    encoded = self._capture.encode(row, generation)
+                except DataError as error:  # an engine whose states are bad has failed, whatever it answered
+                    generation = replace(generation, finish_reason="error", error=str(error))
+                    reading = self._protocol.read(prompt, output, generation.finish_reason)
+        if not reading.complete:
             row = build_quarantine_row(turn, source, generation, reading, self._protocol)
         reason, earlier = str(reading.reason), self._index.get(turn.id)
         offset = self._journal.append({"id": turn.id, "reason": reason, "row": row})
         self._index[turn.id] = JournalEntry(offset, reason, 1 + (earlier.attempts if earlier else 0))
+        if self._capture is not None and encoded is not None:
+            self._capture.keep(encoded)
         self._report.generated += 1
         self._count(reading)
         chain.accept(reading)

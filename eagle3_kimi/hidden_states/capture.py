@@ -42,6 +42,24 @@ class StateSource(Protocol):
         ...
 
 
+def connector_arguments(layer_ids: tuple[int, ...], sink: str) -> dict[str, Any]:
+    """Arguments of `vllm.LLM` that send the states of `layer_ids` to the sink of that name."""
+    return {
+        "enable_prefix_caching": False,  # a cached prefix is not computed, so it has no states
+        "speculative_config": {
+            "method": "extract_hidden_states",
+            "num_speculative_tokens": 1,
+            "draft_model_config": {"hf_config": {"eagle_aux_hidden_state_layer_ids": list(layer_ids)}},
+        },
+        "kv_transfer_config": {
+            "kv_connector": "HiddenStatesConnector",
+            "kv_connector_module_path": "eagle3_kimi.hidden_states.connector",
+            "kv_role": "kv_producer",
+            "kv_connector_extra_config": {"sink": sink},
+        },
+    }
+
+
 class VllmSource:
     """Prefill in vLLM, one new token a request, states through `HiddenStatesConnector`.
 
@@ -97,19 +115,8 @@ class VllmSource:
             "max_model_len": max_model_len,
             "max_num_batched_tokens": max_batched_tokens,
             "max_num_seqs": 64,
-            "enable_prefix_caching": False,  # a cached prefix is not computed, so it has no states
             "enforce_eager": True,
-            "speculative_config": {
-                "method": "extract_hidden_states",
-                "num_speculative_tokens": 1,
-                "draft_model_config": {"hf_config": {"eagle_aux_hidden_state_layer_ids": list(layer_ids)}},
-            },
-            "kv_transfer_config": {
-                "kv_connector": "HiddenStatesConnector",
-                "kv_connector_module_path": "eagle3_kimi.hidden_states.connector",
-                "kv_role": "kv_producer",
-                "kv_connector_extra_config": {"sink": self._sink.name},
-            },
+            **connector_arguments(layer_ids, self._sink.name),
         }
         if dtype == "float32" and mla_on_cpu:
             arguments["attention_backend"] = "CPU_MLA"  # vLLM's pick on a CPU with AMX takes bfloat16 only

@@ -1,4 +1,4 @@
-"""vLLM KV connector that hands hidden states to a sink in this process: no files, no locks.
+"""vLLM KV connector that hands hidden states to a sink: no files, no locks.
 
 With `method: extract_hidden_states` vLLM keeps the captured layers of every token in a cache-only
 KV cache group. When a request finishes, the scheduler's half of this connector keeps its blocks;
@@ -34,13 +34,16 @@ from vllm.v1.kv_cache_interface import HiddenStateCacheSpec
 from vllm.v1.request import RequestStatus
 
 from eagle3_kimi.errors import EngineError
-from eagle3_kimi.hidden_states.sink import CAPTURE_KEY, CapturedStates, find_sink, pinned_like
+from eagle3_kimi.hidden_states.sink import CAPTURE_KEY, DROP_CUT_KEY, CapturedStates, Sink, find_sink, pinned_like
 
 if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_manager import KVCacheBlocks
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.kv_cache_interface import KVCacheConfig
     from vllm.v1.request import Request
+
+_FINISHED = (RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_LENGTH_CAPPED)
+"""Requests that ran to their end; the second ones were cut at their longest, as a prefill is after one token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +79,7 @@ class HiddenStatesConnector(KVConnectorBase_V1, SupportsHMA):
         # scheduler's half
         self._finished: list[FinishedRequest] = []
         # worker's half
-        self._sink_name: str = self._kv_transfer_config.get_from_extra_config("sink", "")
+        self._sink: Sink | None = None
         self._cache: Tensor | None = None
         self._copies_states = False
         self._copying: list[_Copy] = []
@@ -95,8 +98,10 @@ class HiddenStatesConnector(KVConnectorBase_V1, SupportsHMA):
         self, request: Request, block_ids: tuple[list[int], ...]
     ) -> tuple[bool, dict[str, Any] | None]:
         """Keeps the blocks of a request that asked for its states; True delays their freeing."""
-        capture_id = (request.kv_transfer_params or {}).get(CAPTURE_KEY)
-        if capture_id is None or request.status == RequestStatus.FINISHED_ABORTED or self._group >= len(block_ids):
+        params = request.kv_transfer_params or {}
+        capture_id = params.get(CAPTURE_KEY)
+        wanted = _FINISHED[: 1 if params.get(DROP_CUT_KEY) else 2]
+        if capture_id is None or request.status not in wanted or self._group >= len(block_ids):
             return False, None
         token_ids = tuple(request.all_token_ids)[:-1]  # the last token was sampled, never an input
         self._finished.append(FinishedRequest(request.request_id, capture_id, token_ids, tuple(block_ids[self._group])))
@@ -125,16 +130,17 @@ class HiddenStatesConnector(KVConnectorBase_V1, SupportsHMA):
                 f"{self._block_size}; reading it would mix tokens up, so this version of vLLM is not supported"
             )
         self._copies_states = get_tensor_model_parallel_rank() == 0
-        find_sink(self._sink_name)  # fail at start, not at the first sample
+        sink_name: str = self._kv_transfer_config.get_from_extra_config("sink", "")
+        self._sink = find_sink(sink_name, sends=self._copies_states)  # fail at start, not at the first sample
 
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
         """Hands over the copies started a step ago, and starts those of this step."""
         ready, self._copying = self._copying, []
-        sink = find_sink(self._sink_name)
         for copy in ready:
+            assert self._sink is not None  # register_kv_caches ran before the first step
             if copy.done is not None:
                 copy.done.synchronize()
-            sink.put(copy.states)
+            self._sink.put(copy.states)
         metadata = self._get_connector_metadata() if self.has_connector_metadata() else None
         if isinstance(metadata, FinishedRequests):
             self._copying = [self._start_copy(request) for request in metadata.requests]

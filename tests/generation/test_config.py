@@ -11,6 +11,7 @@ from eagle3_kimi.engines.base import EngineOptions
 from eagle3_kimi.errors import UsageError
 from eagle3_kimi.generation.config import GenerationConfig, fingerprint, journal_key, request_seed
 from eagle3_kimi.generation.rows import split_of
+from eagle3_kimi.hidden_states.capture_config import CaptureConfig
 from eagle3_kimi.target import Target
 from tests.generation.scripted import Bench
 
@@ -47,6 +48,7 @@ def test_the_journal_key_covers_what_decides_a_sample(bench: Bench, change: dict
         {"samples_per_prompt": 2},
         {"validation_fraction": 0.5},
         {"breaker_window": 7},
+        {"capture": CaptureConfig(store=Path("features"))},
     ],
     ids=str,
 )

@@ -1,0 +1,262 @@
+"""Fills a feature store while its samples are generated: what happens with a finished sample's states.
+
+    engine ──► complete? ──► encoded ──► journaled ──► contract ──► shard
+               else nothing              the sample    first ones,   its index comes last
+               is kept                                 then a trickle
+
+A crash leaves this true: **the store never holds a sample that the journal lacks, and a journaled sample without an
+indexed shard counts as unfinished.** A sample is journaled before its features are given to the writer, and no answer
+is lost or generated twice: the next run finds the journaled samples that the store lacks, sends their ids through the
+same engine as a prefill, and is not done before both hold the same. So a run with capture also completes a journal
+that was written without, and the store may be deleted.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+
+from eagle3_kimi.drafter.config import check_aux_layer_ids, default_aux_layer_ids
+from eagle3_kimi.errors import DataError, RunStopped, UsageError
+from eagle3_kimi.hidden_states.capture_config import CaptureConfig
+from eagle3_kimi.hidden_states.contract import ANCHOR_LAYER_ID, ContractCheck, ContractSample
+from eagle3_kimi.hidden_states.encode import FeatureEncoder
+from eagle3_kimi.hidden_states.feature_sample import FeatureSample
+from eagle3_kimi.hidden_states.manifest import MANIFEST_NAME, StoreManifest, update_manifest
+from eagle3_kimi.hidden_states.samples import Sample
+from eagle3_kimi.hidden_states.shards import index_files, load_index, samples_fingerprint, token_digest
+from eagle3_kimi.hidden_states.sink import CapturedStates
+from eagle3_kimi.hidden_states.target_head import TargetHead
+from eagle3_kimi.hidden_states.writer import FeatureStoreWriter
+from eagle3_kimi.protocol import Span, SpanKind
+from eagle3_kimi.target import Target
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class EncodedSample:
+    """A sample as the store keeps it."""
+
+    features: FeatureSample
+    proof: ContractSample | None
+    """For the contract check, where the sample's turn for it has come."""
+
+
+class OnePassStore:
+    """The store of one generation run. Use as a context manager: an end without an error is checked and recorded.
+
+    Args:
+        config: which states, where.
+        target: the target model.
+        dtype: of the target as it runs: `bfloat16`, `float32`, or `auto` (the checkpoint's).
+        temperature: the sampling temperature.
+        protocol: name of the preset that reads the spans.
+        tensor_parallel_size: processes that share the target's layers.
+
+    Raises:
+        UsageError: a dtype or layer ids that cannot be captured.
+        DataError: the folder holds a store of something else, or one that failed its contract check.
+    """
+
+    def __init__(
+        self,
+        config: CaptureConfig,
+        target: Target,
+        *,
+        dtype: str,
+        temperature: float,
+        protocol: str,
+        tensor_parallel_size: int = 1,
+    ) -> None:
+        self._config, self._target = config, target
+        self._temperature, self._tensor_parallel_size = temperature, tensor_parallel_size
+        self._manifest = _build_manifest(config, target, dtype, protocol)
+        self._stored = _read_stored(config.store, self._manifest)
+        self.layer_ids = tuple(sorted({ANCHOR_LAYER_ID, *self._manifest.aux_layer_ids, target.num_layers}))
+        """Boundaries that the engine must capture."""
+        self._seen: dict[str, tuple[str, str]] = {}  # id -> split, digest of every sample of this run
+        self._unchecked: list[EncodedSample] | None = []  # None once the contract has passed
+        self._added = 0
+        self._encoder: FeatureEncoder
+        self._contract: ContractCheck
+        self._writer: FeatureStoreWriter | None = None
+
+    def holds(self, sample: Sample) -> bool:
+        """Whether an indexed shard has the journaled sample. Call it for each one.
+
+        Raises:
+            DataError: it has other tokens there, or another split.
+        """
+        entry = sample.split, token_digest(sample.token_ids)
+        self._seen[sample.id] = entry
+        stored = self._stored.get(sample.id)
+        if stored not in (None, entry):
+            raise DataError(
+                f"the store {self._config.store} holds the sample {sample.id} with other tokens or in another split; "
+                "it was made by another run: choose another folder"
+            )
+        return stored is not None
+
+    def encode(self, sample: Sample, states: CapturedStates) -> EncodedSample:
+        """The sample in the store's format; keeps nothing.
+
+        Raises:
+            DataError: the states are not those of the sample's tokens, or not finite.
+        """
+        if not hasattr(self, "_encoder"):
+            self._load_head()
+        features = self._encoder.encode(sample, states)
+        features.check(self._manifest)
+        if self._unchecked is None and self._added % self._config.contract_every:
+            return EncodedSample(features, None)
+        proof = ContractSample(
+            id=sample.id,
+            token_ids=sample.token_ids,
+            num_prompt_tokens=sample.num_prompt_tokens,
+            anchor=self._encoder.layers(states, (ANCHOR_LAYER_ID,)),
+            final=self._encoder.layers(states, (self._target.num_layers,)),
+        )
+        return EncodedSample(features, proof)
+
+    def add(self, encoded: EncodedSample) -> None:
+        """Takes an encoded sample, once it is journaled.
+
+        Raises:
+            DataError: the first samples fail the contract; nothing has been written.
+            RunStopped: a later sample does, or the disk is full; what is indexed stays.
+        """
+        features = encoded.features
+        self._seen[features.id] = features.split, token_digest(features.token_ids)
+        if self._unchecked is not None:
+            self._unchecked.append(encoded)
+            if len(self._unchecked) == self._config.contract_samples:
+                self._check_first(self._unchecked)
+            return
+        if encoded.proof is not None:
+            self._check_again(encoded.proof)
+        self._write(features)
+
+    def __enter__(self) -> OnePassStore:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if kind is None and self._unchecked:
+                self._check_first(self._unchecked)
+        finally:
+            if self._writer is not None:
+                self._writer.close()
+        if kind is None:
+            self._record()
+
+    def _load_head(self) -> None:
+        """Late, so that the engine has taken its memory."""
+        dtype = self._manifest.dtype
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        head = TargetHead(self._target, dtype=getattr(torch, dtype), device=device)
+        self._encoder = FeatureEncoder(self._manifest, head, self.layer_ids)
+        self._contract = ContractCheck(
+            self._target,
+            head,
+            dtype=dtype,
+            temperature=self._temperature,
+            tensor_parallel_size=self._tensor_parallel_size,
+        )
+
+    def _check_first(self, encoded: list[EncodedSample]) -> None:
+        report = self._contract.check([each.proof for each in encoded if each.proof is not None])
+        report.raise_if_failed()
+        config, self._unchecked = self._config, None
+        self._writer = FeatureStoreWriter(config.store, self._manifest, max_shard_bytes=config.max_shard_bytes)
+        update_manifest(config.store, contract=report.as_dict())
+        for each in encoded:
+            self._write(each.features)
+
+    def _check_again(self, proof: ContractSample) -> None:
+        report = self._contract.check([proof])
+        if not report.passed:
+            update_manifest(self._config.store, contract=report.as_dict())
+            raise RunStopped(
+                f"after {self._added} good samples the states of {proof.id} failed the contract check: {report.fault}. "
+                f"Up to {self._config.contract_every} samples before it may be wrong too, so the store "
+                f"{self._config.store} is marked as failed; find the cause and capture into another folder: the "
+                "samples themselves are in the journal"
+            )
+
+    def _write(self, features: FeatureSample) -> None:
+        assert self._writer is not None  # opened when the contract passed
+        self._writer.add(features)
+        self._added += 1
+
+    def _record(self) -> None:
+        """The store belongs to the samples of this run: no fewer, no others."""
+        foreign = self._stored.keys() - self._seen.keys()
+        if foreign:
+            raise DataError(
+                f"the store {self._config.store} holds {len(foreign)} samples that are not of these prompts, e.g. "
+                f"{min(foreign)}; every sample of this run is there beside them. Give each list of prompts a folder"
+            )
+        if (self._config.store / MANIFEST_NAME).exists():
+            fingerprint = samples_fingerprint((name, *entry) for name, entry in self._seen.items())
+            update_manifest(self._config.store, dataset_fingerprint=fingerprint)
+            logger.info("%s: %d samples, %d captured now", self._config.store, len(self._seen), self._added)
+
+
+def read_sample(row: Mapping[str, Any], split: str) -> Sample:
+    """A row of the data set as extraction sees it."""
+    prompt, output = row["prompt_token_ids"], row["output_token_ids"]
+    return Sample(
+        id=row["id"],
+        split=split,
+        token_ids=torch.tensor([*prompt, *output], dtype=torch.int64),
+        num_prompt_tokens=len(prompt),
+        spans=tuple(Span(SpanKind(span["kind"]), span["start"], span["end"]) for span in row["spans"]),
+    )
+
+
+def _build_manifest(config: CaptureConfig, target: Target, dtype: str, protocol: str) -> StoreManifest:
+    """As an extraction writes it; the data set's fingerprint follows at the end."""
+    if dtype == "auto":
+        dtype = str(target.config.get("dtype") or target.config.get("torch_dtype") or "bfloat16")
+    if dtype not in ("float32", "bfloat16"):
+        raise UsageError(f"dtype must be float32 or bfloat16, not {dtype} (float16 overflows on large activations)")
+    aux_layer_ids = tuple(config.aux_layer_ids or default_aux_layer_ids(target.num_layers))
+    check_aux_layer_ids(aux_layer_ids, target.num_layers)
+    if aux_layer_ids[0] == 0:
+        raise UsageError("aux layer id 0 is the embedding, which engines cannot capture; the lowest id is 1")
+    return StoreManifest(
+        target=target.name,
+        target_revision=target.revision,
+        hidden_size=target.hidden_size,
+        num_layers=target.num_layers,
+        vocab_size=target.vocab_size,
+        aux_layer_ids=aux_layer_ids,
+        dtype=dtype,
+        format=config.format,
+        dataset_fingerprint="",
+        protocol=protocol,
+    )
+
+
+def _read_stored(path: Path, manifest: StoreManifest) -> dict[str, tuple[str, str]]:
+    """Sample id -> split and digest of its tokens, over the finished shards."""
+    if not (path / MANIFEST_NAME).exists():
+        return {}
+    stored = StoreManifest.load(path)
+    stored.check_same_store(manifest, path)
+    if stored.contract is not None and not stored.contract["passed"]:
+        raise DataError(
+            f"the store {path} failed its contract check ({stored.contract['fault']}); nothing is added to it: "
+            "capture into another folder"
+        )
+    entries = (entry for file in index_files(path) for entry in load_index(file)["samples"])
+    return {entry["id"]: (entry["split"], entry["tokens"]) for entry in entries}
