@@ -35,17 +35,19 @@ def run_launched(
         parser.add_class_arguments(config_class)
     options = parser.parse_args([_spell(arg) for arg in (sys.argv[1:] if args is None else args)])
     values = options.as_dict()
-    signal.signal(signal.SIGTERM, _stop)  # the launcher's word to the others when one process has died
+    before = signal.signal(signal.SIGTERM, _stop)  # the launcher's word to the others when one process has died
     try:
         function(*(kind(**{item.name: values[item.name] for item in fields(kind)}) for kind in classes))
     except Eagle3KimiError as error:
         print(f"error: {error}", file=sys.stderr)  # noqa: T201
         raise SystemExit(error.exit_code) from error
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _stop(signum: int, frame: FrameType | None) -> None:
     raise RunStopped(
-        "the launcher told this process to end: another process of the run has died (its own message is above), or "
+        "the launcher told this process to end: another process of the run has died, or "
         "the run was cancelled. What is written stays; the same command goes on from there"
     )
 

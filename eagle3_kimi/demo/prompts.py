@@ -24,11 +24,11 @@ _SPARE = 1.2  # equal problems are dropped from the mix
 def write_prompts(folder: Path, settings: DemoSettings, seed: int) -> Path:
     """Writes the two sources and their mix, and builds the mix; the file of prompts.
 
-    The mix is `builders/mixes/tiny.yaml` with the demo's counts.
+    The mix is `builders/mixes/tiny.yaml` with the demo's counts. Beside it: `held_out.jsonl`, for `eagle3-kimi evaluate`.
     """
     folder.mkdir(parents=True, exist_ok=True)
     kinds = tuple(kind for kind in KINDS if kind != "tool")
-    problems = generate_problems(int(settings.problems * _SPARE), 10 * seed + 1, kinds)
+    problems = list(generate_problems(int(settings.problems * _SPARE), 10 * seed + 1, kinds))
     _write_lines(folder / "problems.jsonl", ({"messages": problem.messages} for problem in problems))
     rng = random.Random(f"demo-tools-{seed}")
     pairs = rng.sample(
@@ -44,6 +44,9 @@ def write_prompts(folder: Path, settings: DemoSettings, seed: int) -> Path:
         source["count"] = counts[source["name"]]
     write_text(folder / "mix.yaml", yaml.safe_dump(mix, sort_keys=False))
     build_mix(folder / "mix.yaml", folder / "mixed", seed=seed)
+    seen = [problem.messages for problem in problems]
+    held_out = generate_problems(settings.held_out_prompts, 10 * seed + 2, kinds)
+    _write_lines(folder / "held_out.jsonl", ({"messages": p.messages} for p in held_out if p.messages not in seen))
     return folder / "mixed" / PROMPTS
 
 
