@@ -24,7 +24,7 @@ _SPARE = 1.2  # equal problems are dropped from the mix
 def write_prompts(folder: Path, settings: DemoSettings, seed: int) -> Path:
     """Writes the two sources and their mix, and builds the mix; the file of prompts.
 
-    The mix is `builders/mixes/tiny.yaml` with the demo's counts. Beside it: `held_out.jsonl`, for `eagle3-kimi evaluate`.
+    The mix is `builders/mixes/tiny.yaml` with the demo's counts. `held_out.jsonl` is for `eagle3-kimi evaluate`.
     """
     folder.mkdir(parents=True, exist_ok=True)
     kinds = tuple(kind for kind in KINDS if kind != "tool")

@@ -21,6 +21,9 @@ def test_the_mix_holds_both_sources_and_depends_on_the_seed_alone(tmp_path: Path
     # a problem is one turn; a tool conversation is the call and the answer
     assert Counter(len(c.turns) for c in conversations) == {1: 40, 2: 10}
     assert all(c.tools for c in conversations if c.source == "tools")
+    held_out = list(load_conversations([tmp_path / "a" / "held_out.jsonl"]))
+    assert held_out
+    assert not {c.id for c in held_out} & {c.id for c in conversations}
 
 
 def test_held_out_prompts_are_not_those_of_training(tmp_path: Path, tiny_target: Path) -> None:

@@ -33,6 +33,8 @@ from eagle3_kimi.evaluation.settings import EvaluationConfig
 from eagle3_kimi.target import resolve_target
 from eagle3_kimi.tiny.problems import generate_problems
 from tests.evaluation.served_logits import compare_chains
+from tests.hub.client import Client
+from tests.hub.hub_server import running
 
 SETTINGS: dict[str, Any] = {
     "problems": 48,
@@ -273,6 +275,26 @@ def test_vllm_accepts_exactly_what_the_simulation_says(
     assert served.num_drafts == pytest.approx(simulated.num_drafts, rel=0.02)  # a near tie may fall either way
     for ours, theirs in zip(simulated.accepted_per_position, served.accepted_per_position, strict=True):
         assert theirs == pytest.approx(ours, rel=0.05, abs=2)
+
+
+@pytest.mark.multiprocess
+@pytest.mark.vllm
+def test_checked_pushed_and_pulled_it_serves_the_same(
+    workdir: Path,
+    prompts: list[list[int]],
+    recorded: tuple[AcceptanceReport, dict[str, torch.Tensor]],
+    tmp_path: Path,
+) -> None:
+    served, _ = recorded
+    export, pulled = workdir / "drafter" / "export", tmp_path / "pulled"
+    with running() as hub:
+        version = ["me/tiny-eagle3", "--tag", "v1.0.0", "--target", "tiny"]
+        client = Client(hub, tmp_path / "home")
+        client.do(["export-check", export, "--target", "tiny"], ["push", "drafter", export, *version])
+        client.do(["pull", "drafter", *version, "-o", pulled])
+    again = measure_acceptance(resolve_target("tiny"), pulled, prompts, log=tmp_path / "log.txt")
+    assert again.output_token_ids == served.output_token_ids
+    assert again.num_drafts == pytest.approx(served.num_drafts, rel=0.02)  # batched now: a near tie may fall either way
 
 
 def test_wrong_usage_is_one_sentence(tmp_path: Path) -> None:
