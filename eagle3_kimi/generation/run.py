@@ -18,7 +18,7 @@ from eagle3_kimi.generation.chains import Chain, PlannedTurn
 from eagle3_kimi.generation.config import GenerationConfig, journal_key, request_seed
 from eagle3_kimi.generation.journal import Journal, JournalEntry, default_journal_dir
 from eagle3_kimi.generation.preflight import check_canaries, check_prompt_rendering
-from eagle3_kimi.generation.progress import Progress
+from eagle3_kimi.generation.progress import GenerationProgress
 from eagle3_kimi.generation.rows import build_provenance, build_quarantine_row, build_row
 from eagle3_kimi.prompts import Conversation
 from eagle3_kimi.protocol import Reason, ToolCall, TurnReading
@@ -151,7 +151,7 @@ class _Loop:
     def _generate(self, engine: TargetEngine, chains: Iterator[Chain]) -> None:
         config, stop = self._config, self._protocol.markers.stop_token_ids
         check_canaries(engine, self._run.tokenizer, self._protocol, config.sampling)
-        with Progress("samples", unit="samples") as progress:
+        with GenerationProgress() as progress:
             for generation in engine.generate(self._queue, config.sampling, stop):
                 if self._capture is None or not self._capture.take_missing(generation):
                     chain, turn = self._waiting.pop(generation.request_id)

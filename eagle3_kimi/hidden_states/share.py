@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from itertools import islice
 
 import torch
-from tqdm import tqdm
 
 from eagle3_kimi.errors import DataError, EngineError, RunStopped
 from eagle3_kimi.hidden_states.capture import CaptureRequest, StateSource
@@ -21,6 +20,7 @@ from eagle3_kimi.hidden_states.samples import Sample, SampleReader, SampleRef
 from eagle3_kimi.hidden_states.sink import CapturedStates
 from eagle3_kimi.hidden_states.target_head import TargetHead
 from eagle3_kimi.hidden_states.writer import FeatureStoreWriter
+from eagle3_kimi.progress import Progress
 from eagle3_kimi.target import Target
 
 logger = logging.getLogger(__name__)
@@ -131,20 +131,26 @@ class ShareRun:
             FeatureStoreWriter(
                 config.output, self._manifest, rank=self._ranks.group, max_shard_bytes=config.max_shard_bytes
             ) as writer,
-            tqdm(total=len(refs), unit=" samples", desc="hidden states", disable=None) as bar,
+            Progress("hidden states", total=len(refs), active=self._ranks.is_leader) as progress,
         ):
             if self._ranks.rank == 0:
                 update_manifest(config.output, contract=report.as_dict())
             while first:
                 self._add(writer, first.pop(0))  # their memory goes as they are written
-                bar.update()
+                self._show(progress, len(refs))
             for number, states in enumerate(arriving, start=1):
                 sample = self._reader.read(refs[states.id])
                 if encoded := self._encode(sample, states):
                     if number % config.contract_every == 0:
                         self._check_again(self._proof(sample, states))
                     self._add(writer, encoded)
-                bar.update()
+                self._show(progress, len(refs))
+
+    def _show(self, progress: Progress, asked: int) -> None:
+        done, rate = self._written + self._refused, self._tokens / progress.seconds
+        left = (asked - done) * progress.seconds / max(done, 1)
+        text = f"{done:,} of {asked:,} samples, {rate:,.0f} tokens/s, about {left:,.0f} s left"
+        progress.show(done, text)
 
     def _add(self, writer: FeatureStoreWriter, features: FeatureSample) -> None:
         try:

@@ -107,7 +107,9 @@ def test_progress_without_a_terminal_is_a_line_now_and_then(caplog: pytest.LogCa
             progress.advance(5, counts)
         with TrainProgress(10, 4, active=False, log_every_s=0) as progress:
             progress.advance(5, counts)
-    assert [message.split(",")[0] for message in caplog.messages] == ["step 6/10", "step 5/10", "step 5/10"]
+    assert [message.split(",")[0] for message in caplog.messages] == [
+        "training: step 6/10", "training: step 5/10", "training: step 5/10",
+    ]  # fmt: skip
     assert "loss 2.000, acceptance 0.60 0.67 0.00" in caplog.messages[0]
     assert "tokens/s, about " in caplog.messages[0]
 
