@@ -15,15 +15,14 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from eagle3_kimi.drafter.config import check_aux_layer_ids, default_aux_layer_ids
-from eagle3_kimi.errors import DataError, RunStopped, UsageError
+from eagle3_kimi.errors import DataError, RunStopped
 from eagle3_kimi.hidden_states.admission import find_unfit
 from eagle3_kimi.hidden_states.capture import StateSource, TransformersSource, VllmSource
 from eagle3_kimi.hidden_states.config import ExtractConfig
 from eagle3_kimi.hidden_states.contract import ANCHOR_LAYER_ID
 from eagle3_kimi.hidden_states.disk import check_free_space
 from eagle3_kimi.hidden_states.formats import bytes_per_token
-from eagle3_kimi.hidden_states.manifest import StoreManifest, update_manifest
+from eagle3_kimi.hidden_states.manifest import StoreManifest, check_may_be_added_to, update_manifest
 from eagle3_kimi.hidden_states.ranks import Ranks
 from eagle3_kimi.hidden_states.samples import SampleReader, SampleRef, plan_shares
 from eagle3_kimi.hidden_states.shards import read_token_digests
@@ -135,26 +134,13 @@ def open_source(
 
 def build_manifest(config: ExtractConfig, target: Target, reader: SampleReader) -> StoreManifest:
     """The manifest of the store that this run makes or continues."""
-    dtype = config.dtype
-    if dtype == "auto":
-        dtype = str(target.config.get("dtype") or target.config.get("torch_dtype") or "bfloat16")
-    if dtype not in ("float32", "bfloat16"):
-        raise UsageError(f"dtype must be float32 or bfloat16, not {dtype} (float16 overflows on large activations)")
-    aux_layer_ids = tuple(config.aux_layer_ids or default_aux_layer_ids(target.num_layers))
-    check_aux_layer_ids(aux_layer_ids, target.num_layers)
-    if aux_layer_ids[0] == 0:
-        raise UsageError("aux layer id 0 is the embedding, which engines cannot capture; the lowest id is 1")
     protocol = config.protocol or reader.provenance("protocol")
     if protocol is None:
         protocol = detect_preset(target.load_tokenizer(), target.config)
-    return StoreManifest(
-        target=target.name,
-        target_revision=target.revision,
-        hidden_size=target.hidden_size,
-        num_layers=target.num_layers,
-        vocab_size=target.vocab_size,
-        aux_layer_ids=aux_layer_ids,
-        dtype=dtype,
+    return StoreManifest.describe(
+        target,
+        dtype=config.dtype,
+        aux_layer_ids=config.aux_layer_ids,
         format=config.format,
         dataset_fingerprint=reader.fingerprint,
         protocol=protocol,
@@ -169,13 +155,7 @@ def find_remaining(path: Path, manifest: StoreManifest, refs: list[SampleRef]) -
     """
     digests = read_token_digests(path)
     if digests:
-        stored = StoreManifest.load(path)
-        stored.check_same_store(manifest, path)
-        if stored.contract is not None and not stored.contract["passed"]:
-            raise DataError(
-                f"the store {path} failed its contract check ({stored.contract['fault']}); nothing is added to it: "
-                "extract into another folder"
-            )
+        check_may_be_added_to(path, manifest)
     known = {ref.id: ref.digest for ref in refs}
     foreign = [sample for sample, digest in digests.items() if known.get(sample) != digest]
     if foreign:

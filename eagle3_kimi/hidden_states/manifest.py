@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from eagle3_kimi.errors import DataError
+from eagle3_kimi.drafter.config import check_aux_layer_ids, default_aux_layer_ids
+from eagle3_kimi.errors import DataError, UsageError
 from eagle3_kimi.hidden_states.formats import FeatureFormat
 from eagle3_kimi.hidden_states.shards import write_json
+from eagle3_kimi.target import Target
 
 STORE_SCHEMA_VERSION = 2
 MANIFEST_NAME = "store.json"
@@ -40,6 +43,42 @@ class StoreManifest:
     """Name of the protocol preset that read the spans."""
     contract: dict[str, Any] | None = None
     """`{"passed": bool, "agreement": float, ...}` once the contract check ran."""
+
+    @classmethod
+    def describe(
+        cls, target: Target, *, dtype: str, aux_layer_ids: Sequence[int] | None, format: FeatureFormat, **more: Any
+    ) -> StoreManifest:
+        """The manifest of a store of `target`.
+
+        Args:
+            target: the target model.
+            dtype: `float32`, `bfloat16`, or `auto` (the checkpoint's).
+            aux_layer_ids: boundary numbering, low to high; None takes (2, n // 2, n - 3).
+            format: of the shards.
+            more: the other fields.
+
+        Raises:
+            UsageError: a dtype or layer ids that cannot be captured.
+        """
+        if dtype == "auto":
+            dtype = str(target.config.get("dtype") or target.config.get("torch_dtype") or "bfloat16")
+        if dtype not in ("float32", "bfloat16"):
+            raise UsageError(f"dtype must be float32 or bfloat16, not {dtype} (float16 overflows on large activations)")
+        ids = tuple(aux_layer_ids or default_aux_layer_ids(target.num_layers))
+        check_aux_layer_ids(ids, target.num_layers)
+        if ids[0] == 0:
+            raise UsageError("aux layer id 0 is the embedding, which engines cannot capture; the lowest id is 1")
+        return cls(
+            target=target.name,
+            target_revision=target.revision,
+            hidden_size=target.hidden_size,
+            num_layers=target.num_layers,
+            vocab_size=target.vocab_size,
+            aux_layer_ids=ids,
+            dtype=dtype,
+            format=format,
+            **more,
+        )
 
     def save(self, path: Path) -> None:
         """Writes `store.json` into the folder `path`."""
@@ -85,6 +124,21 @@ class StoreManifest:
                 f"the store {path} differs from {added or 'what this run would add to it'}: {'; '.join(differing)}. "
                 "A mixed store is never made: choose another output folder"
             )
+
+
+def check_may_be_added_to(path: Path, manifest: StoreManifest) -> None:
+    """Raises unless samples of `manifest` may be added to the store at `path`.
+
+    Raises:
+        DataError: it belongs to something else, or failed its contract check.
+    """
+    stored = StoreManifest.load(path)
+    stored.check_same_store(manifest, path)
+    if stored.contract is not None and not stored.contract["passed"]:
+        raise DataError(
+            f"the store {path} failed its contract check ({stored.contract['fault']}); nothing is added to it: choose "
+            "another folder"
+        )
 
 
 def update_manifest(path: Path, **changes: Any) -> StoreManifest:

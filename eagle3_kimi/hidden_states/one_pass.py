@@ -22,13 +22,12 @@ from typing import Any
 
 import torch
 
-from eagle3_kimi.drafter.config import check_aux_layer_ids, default_aux_layer_ids
-from eagle3_kimi.errors import DataError, RunStopped, UsageError
+from eagle3_kimi.errors import DataError, RunStopped
 from eagle3_kimi.hidden_states.capture_config import CaptureConfig
 from eagle3_kimi.hidden_states.contract import ANCHOR_LAYER_ID, ContractCheck, ContractSample
 from eagle3_kimi.hidden_states.encode import FeatureEncoder
 from eagle3_kimi.hidden_states.feature_sample import FeatureSample
-from eagle3_kimi.hidden_states.manifest import MANIFEST_NAME, StoreManifest, update_manifest
+from eagle3_kimi.hidden_states.manifest import MANIFEST_NAME, StoreManifest, check_may_be_added_to, update_manifest
 from eagle3_kimi.hidden_states.samples import Sample
 from eagle3_kimi.hidden_states.shards import index_files, load_index, samples_fingerprint, token_digest
 from eagle3_kimi.hidden_states.sink import CapturedStates
@@ -77,7 +76,14 @@ class OnePassStore:
     ) -> None:
         self._config, self._target = config, target
         self._temperature, self._tensor_parallel_size = temperature, tensor_parallel_size
-        self._manifest = _build_manifest(config, target, dtype, protocol)
+        self._manifest = StoreManifest.describe(
+            target,
+            dtype=dtype,
+            aux_layer_ids=config.aux_layer_ids,
+            format=config.format,
+            dataset_fingerprint="",  # it follows at the end
+            protocol=protocol,
+        )
         self._stored = _read_stored(config.store, self._manifest)
         self.layer_ids = tuple(sorted({ANCHOR_LAYER_ID, *self._manifest.aux_layer_ids, target.num_layers}))
         """Boundaries that the engine must capture."""
@@ -223,40 +229,10 @@ def read_sample(row: Mapping[str, Any], split: str) -> Sample:
     )
 
 
-def _build_manifest(config: CaptureConfig, target: Target, dtype: str, protocol: str) -> StoreManifest:
-    """As an extraction writes it; the data set's fingerprint follows at the end."""
-    if dtype == "auto":
-        dtype = str(target.config.get("dtype") or target.config.get("torch_dtype") or "bfloat16")
-    if dtype not in ("float32", "bfloat16"):
-        raise UsageError(f"dtype must be float32 or bfloat16, not {dtype} (float16 overflows on large activations)")
-    aux_layer_ids = tuple(config.aux_layer_ids or default_aux_layer_ids(target.num_layers))
-    check_aux_layer_ids(aux_layer_ids, target.num_layers)
-    if aux_layer_ids[0] == 0:
-        raise UsageError("aux layer id 0 is the embedding, which engines cannot capture; the lowest id is 1")
-    return StoreManifest(
-        target=target.name,
-        target_revision=target.revision,
-        hidden_size=target.hidden_size,
-        num_layers=target.num_layers,
-        vocab_size=target.vocab_size,
-        aux_layer_ids=aux_layer_ids,
-        dtype=dtype,
-        format=config.format,
-        dataset_fingerprint="",
-        protocol=protocol,
-    )
-
-
 def _read_stored(path: Path, manifest: StoreManifest) -> dict[str, tuple[str, str]]:
     """Sample id -> split and digest of its tokens, over the finished shards."""
     if not (path / MANIFEST_NAME).exists():
         return {}
-    stored = StoreManifest.load(path)
-    stored.check_same_store(manifest, path)
-    if stored.contract is not None and not stored.contract["passed"]:
-        raise DataError(
-            f"the store {path} failed its contract check ({stored.contract['fault']}); nothing is added to it: "
-            "capture into another folder"
-        )
+    check_may_be_added_to(path, manifest)
     entries = (entry for file in index_files(path) for entry in load_index(file)["samples"])
     return {entry["id"]: (entry["split"], entry["tokens"]) for entry in entries}
