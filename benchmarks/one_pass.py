@@ -46,10 +46,10 @@ Result = TypeVar("Result")
 
 MAX_MODEL_LEN = 512
 QUESTIONS = (
-    "What is {a} plus {b}? Explain.",
-    "Name {a} animals and say where they live.",
-    "Tell a short story about {b} stones and a river.",
-    "Why do people count in tens and not in groups of {a}?",
+    "What is {a} plus {b}? Answer in one short sentence.",
+    "Name {a} animals in one sentence.",
+    "Describe a river with {b} stones in one sentence.",
+    "Why do people count in tens and not in groups of {a}? Answer in one short sentence.",
 )
 
 
@@ -188,7 +188,7 @@ def make_work(name: str, num_prompts: int, folder: Path) -> Work:
             for text in texts
         ],
         stop_token_ids=(tokenizer.eos_token_id,),
-        sampling=SamplingOptions(temperature=0.0, max_tokens=MAX_MODEL_LEN // 2),
+        sampling=SamplingOptions(temperature=0.0, max_tokens=128),
         aux_layer_ids=default_aux_layer_ids(target.num_layers),
     )
 
