@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from eagle3_kimi.errors import DataError, RunStopped
+from eagle3_kimi.errors import DataError
 from eagle3_kimi.hidden_states.capture_config import CaptureConfig
 from eagle3_kimi.hidden_states.contract import ANCHOR_LAYER_ID, ContractCheck, ContractSample
 from eagle3_kimi.hidden_states.encode import FeatureEncoder
@@ -32,6 +32,7 @@ from eagle3_kimi.hidden_states.samples import Sample
 from eagle3_kimi.hidden_states.shards import index_files, load_index, samples_fingerprint, token_digest
 from eagle3_kimi.hidden_states.sink import CapturedStates
 from eagle3_kimi.hidden_states.target_head import TargetHead
+from eagle3_kimi.hidden_states.trickle import check_one_more
 from eagle3_kimi.hidden_states.writer import FeatureStoreWriter
 from eagle3_kimi.protocol import Span, SpanKind
 from eagle3_kimi.target import Target
@@ -146,7 +147,8 @@ class OnePassStore:
                 self._check_first(self._unchecked)
             return
         if encoded.proof is not None:
-            self._check_again(encoded.proof)
+            config = self._config
+            check_one_more(self._contract, encoded.proof, config.store, good=self._added, every=config.contract_every)
         self._write(features)
 
     def __enter__(self) -> OnePassStore:
@@ -186,17 +188,6 @@ class OnePassStore:
         update_manifest(config.store, contract=report.as_dict())
         for each in encoded:
             self._write(each.features)
-
-    def _check_again(self, proof: ContractSample) -> None:
-        report = self._contract.check([proof])
-        if not report.passed:
-            update_manifest(self._config.store, contract=report.as_dict())
-            raise RunStopped(
-                f"after {self._added} good samples the states of {proof.id} failed the contract check: {report.fault}. "
-                f"Up to {self._config.contract_every} samples before it may be wrong too, so the store "
-                f"{self._config.store} is marked as failed; find the cause and capture into another folder: the "
-                "samples themselves are in the journal"
-            )
 
     def _write(self, features: FeatureSample) -> None:
         assert self._writer is not None  # opened when the contract passed

@@ -19,6 +19,7 @@ from eagle3_kimi.hidden_states.ranks import Ranks
 from eagle3_kimi.hidden_states.samples import Sample, SampleReader, SampleRef
 from eagle3_kimi.hidden_states.sink import CapturedStates
 from eagle3_kimi.hidden_states.target_head import TargetHead
+from eagle3_kimi.hidden_states.trickle import check_one_more
 from eagle3_kimi.hidden_states.writer import FeatureStoreWriter
 from eagle3_kimi.progress import Progress
 from eagle3_kimi.target import Target
@@ -142,7 +143,8 @@ class ShareRun:
                 sample = self._reader.read(refs[states.id])
                 if encoded := self._encode(sample, states):
                     if number % config.contract_every == 0:
-                        self._check_again(self._proof(sample, states))
+                        proof, every = self._proof(sample, states), config.contract_every
+                        check_one_more(self._contract, proof, config.output, good=self._written, every=every)
                     self._add(writer, encoded)
                 self._show(progress, len(refs))
 
@@ -185,14 +187,3 @@ class ShareRun:
             anchor=self._encoder.layers(states, (ANCHOR_LAYER_ID,)),
             final=self._encoder.layers(states, (self._target.num_layers,)),
         )
-
-    def _check_again(self, proof: ContractSample) -> None:
-        """The trickle: one sample in the middle of the run. A fault marks the store, so that nobody trains on it."""
-        report = self._contract.check([proof])
-        if not report.passed:
-            update_manifest(self._config.output, contract=report.as_dict())
-            raise RunStopped(
-                f"after {self._written} good samples the states of {proof.id} failed the contract check: "
-                f"{report.fault}. Up to {self._config.contract_every} samples before it may be wrong too, so the store "
-                f"{self._config.output} is marked as failed; find the cause and extract into another folder"
-            )
