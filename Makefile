@@ -14,7 +14,7 @@ JOBS ?= 2
 
 BIN := $(VENV)/bin
 # The tests of a file share what they start, so they stay in one process.
-PARALLEL := -n $(JOBS) --dist loadgroup --no-loadscope-reorder
+PARALLEL := -n $(JOBS) --dist loadfile --no-loadscope-reorder
 STAMP := $(VENV)/.installed
 # The CUDA build of vLLM where an NVIDIA GPU is seen, the CPU build elsewhere.
 GPU := $(shell command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi -L >/dev/null 2>&1 && echo yes)

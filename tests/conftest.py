@@ -21,12 +21,6 @@ settings.register_profile("nightly", max_examples=100_000, deadline=None, suppre
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 
-def pytest_itemcollected(item: pytest.Item) -> None:
-    """With pytest-xdist the tests of a file stay in one process, as its fixtures are started once."""
-    if item.get_closest_marker("xdist_group") is None:
-        item.add_marker(pytest.mark.xdist_group(str(item.path)))
-
-
 @pytest.fixture(scope="session")
 def tiny_target() -> Path:
     """Folder of the trained tiny target; the first test run on a machine trains it (about two minutes)."""
@@ -46,7 +40,7 @@ def tiny_tokenizer() -> Any:
 
 @pytest.fixture(scope="session")
 def vllm_server(tiny_target: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmServer]:
-    """A vLLM server of the tiny target as people start it: without a reasoning parser. Started once a test run."""
+    """A vLLM server of the tiny target as people start it: without a reasoning parser. Started once a test process."""
     from tests.vllm_server import running
 
     with running(tiny_target, tmp_path_factory.mktemp("vllm-server")) as server:

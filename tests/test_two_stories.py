@@ -17,7 +17,7 @@ from eagle3_kimi.generation import GenerationConfig, GenerationRun
 from eagle3_kimi.tiny.problems import Problem, generate_problems
 from tests.vllm_server import VllmServer, running
 
-pytestmark = [pytest.mark.vllm, pytest.mark.xdist_group("vllm_server")]
+pytestmark = pytest.mark.vllm
 
 NUM_PROMPTS = 12
 OFF_WITH_THE_FLAG_ON = {"chat_template_kwargs": {"thinking": False, "enable_thinking": True}}

@@ -18,7 +18,7 @@ from eagle3_kimi.tiny.problems import generate_problems
 from tests.generation.scripted import Bench
 from tests.vllm_server import MAX_MODEL_LEN, VllmServer
 
-pytestmark = [pytest.mark.vllm, pytest.mark.xdist_group("vllm_server")]
+pytestmark = pytest.mark.vllm
 
 GREEDY = SamplingOptions(temperature=0.0, max_tokens=200)
 
