@@ -53,7 +53,7 @@ format: install
 
 # The long versions of the property and kill -9 tests.
 nightly: install
-	EAGLE3_KIMI_NIGHTLY=1 $(BIN)/python -m pytest tests --timeout 7200
+	HYPOTHESIS_PROFILE=nightly EAGLE3_KIMI_TEST_KILLS=30 $(BIN)/python -m pytest tests -m '' $(PARALLEL) --timeout 7200
 
 # The tests that need no vLLM, with the oldest versions that setup.cfg allows.
 lower-bounds: install
@@ -61,7 +61,7 @@ lower-bounds: install
 	$(BIN)/uv venv --quiet --clear --python $(BIN)/python $(VENV)-lower
 	$(BIN)/python -m pip --python $(VENV)-lower install --quiet $(TORCH) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX))
 	$(BIN)/uv pip install --quiet --python $(VENV)-lower --resolution lowest-direct --editable '.[test]'
-	$(VENV)-lower/bin/python -m pytest tests -m 'not vllm' $(PARALLEL)
+	$(VENV)-lower/bin/python -m pytest tests -m 'not vllm and not nightly' $(PARALLEL)
 
 clean:
 	rm -rf $(VENV) $(VENV)-lower runs build *.egg-info

@@ -21,6 +21,12 @@ settings.register_profile("nightly", max_examples=100_000, deadline=None, suppre
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files that start engines come first: with two workers, the short ones fill up what is left at the end."""
+    slow = {item.path for item in items if item.get_closest_marker("vllm")}
+    items.sort(key=lambda item: item.path not in slow)
+
+
 @pytest.fixture(scope="session")
 def tiny_target() -> Path:
     """Folder of the trained tiny target; the first test run on a machine trains it (about two minutes)."""

@@ -11,7 +11,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,9 +38,33 @@ class VllmServer:
             answer: dict[str, Any] = json.load(reply)
         return answer
 
+    def read_counter(self, name: str) -> float:
+        """Of the server's metrics; summed over its labels."""
+        with urllib.request.urlopen(self.url + "/metrics", timeout=30) as reply:
+            lines = reply.read().decode().splitlines()
+        return sum(float(line.split()[-1]) for line in lines if line.startswith((name + "{", name + " ")))
+
+
+_PLUGIN = """
+def register():
+    import eagle3_kimi.evaluation.cpu_attention, eagle3_kimi.evaluation.cpu_sampling
+"""
+
+
+def write_drafting_plugin(folder: Path) -> Path:
+    """A vLLM plugin: what a CPU needs to serve an MLA target with a drafter. For PYTHONPATH of all its processes."""
+    about = folder / "cpu_drafting-1.dist-info"
+    about.mkdir(parents=True)
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: cpu-drafting\nVersion: 1\n")
+    (about / "entry_points.txt").write_text("[vllm.general_plugins]\ncpu_drafting = cpu_drafting:register\n")
+    (folder / "cpu_drafting.py").write_text(_PLUGIN)
+    return folder
+
 
 @contextmanager
-def running(target: Path, folder: Path, *arguments: str) -> Iterator[VllmServer]:
+def running(
+    target: Path, folder: Path, *arguments: str, environment: Mapping[str, str] | None = None
+) -> Iterator[VllmServer]:
     """A server of `target` in float32; its processes end with the block."""
     prepare_vllm_environment()
     with socket.socket() as free:
@@ -53,8 +77,8 @@ def running(target: Path, folder: Path, *arguments: str) -> Iterator[VllmServer]
     ]  # fmt: skip
     server = VllmServer(f"http://127.0.0.1:{port}", folder / "server.log")
     with server.log.open("wb") as log:
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        process = subprocess.Popen(command, stdout=log, stderr=log, env=environment, start_new_session=True)
+        variables = {**os.environ, "OMP_NUM_THREADS": "1", **(environment or {})}
+        process = subprocess.Popen(command, stdout=log, stderr=log, env=variables, start_new_session=True)
     try:
         _wait_until_healthy(server, process)
         yield server

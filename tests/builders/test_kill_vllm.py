@@ -31,7 +31,7 @@ datasets.load_dataset("kimi_reasoning", **json.loads(sys.argv[1]))
 
 
 def test_killed_at_random_moments_the_data_set_is_the_same_and_no_engine_is_left(
-    tiny_target: Path, tmp_path: Path
+    tiny_target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options = {
         "data_files": str(write_prompts(tmp_path / "prompts.jsonl", NUM_PROMPTS)),
@@ -44,10 +44,13 @@ def test_killed_at_random_moments_the_data_set_is_the_same_and_no_engine_is_left
         "max_num_seqs": 1,  # one after the other, so that there are moments between two samples
         "validation_fraction": 0.3,
     }
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")  # the runs of this process start sooner
+    monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "nobind")
     whole, killed = _places(options, tmp_path / "whole"), _places(options, tmp_path / "killed")
     expected = rows_of(eagle3_kimi.load_dataset("kimi_reasoning", **whole))
     attempts = count_attempts(_journal(whole))
-    script, environment = tmp_path / "load.py", {**os.environ, "OMP_NUM_THREADS": "1"}
+    script = tmp_path / "load.py"
     script.write_text(_SCRIPT)
     rng, journals = random.Random(11), Path(killed["journal_dir"])
     for kill in range(NUM_KILLS):
