@@ -39,7 +39,7 @@ demo: install
 	$(BIN)/eagle3-kimi demo --workdir $(WORKDIR) --engine $$(cat $(VENV)/.engine)
 
 test: install
-	$(BIN)/python -m pytest tests $(PARALLEL)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests $(PARALLEL)
 
 quality: install
 	$(BIN)/ruff check .
