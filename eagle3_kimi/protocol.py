@@ -475,7 +475,7 @@ class _TurnReader:
             raise _Refused(Reason.DEGENERATE_REASONING, "the reasoning repeats itself without end")
         if is_degenerate(ids[SpanKind.ANSWER]) or is_degenerate(ids[SpanKind.TOOL_CALL]):
             raise _Refused(Reason.DEGENERATE_ANSWER, "the answer repeats itself without end")
-        shown = reasoning + answer + "".join(c.name + c.arguments for c in self.tool_calls)
+        shown = reasoning + answer + "".join(c.id + c.name + c.arguments for c in self.tool_calls)
         if REPLACEMENT_CHARACTER in shown and REPLACEMENT_CHARACTER not in self.protocol.decode(list(self.prompt)):
             raise _Refused(Reason.REPLACEMENT_CHARACTER, "the text holds U+FFFD: bytes that are no character")
         if not self.protocol.preset.literal_markers_allowed:

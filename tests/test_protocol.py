@@ -99,6 +99,10 @@ TURNS: dict[str, tuple[list[int], dict]] = {
     "foreign_control_token in the thoughts": ([WORD, USER, END_THINK, WORD, END], {}),
     "foreign_control_token after the end": ([WORD, END_THINK, WORD, END, USER], {}),
     "replacement_character": ([WORD, END_THINK, BROKEN, END], {}),
+    "replacement_character in a call's id": (
+        [WORD, SECTION, CALL, NAME, BROKEN, ARGS, OBJECT, CALL_END, SECTION_END, END],
+        {"finish": "tool_calls"},
+    ),
     "replacement_character in the thoughts": ([WORD, BROKEN, END_THINK, WORD, END], {}),
     "token_out_of_range": ([WORD, END_THINK, VOCAB_SIZE, END], {}),
     "token_out_of_range negative": ([WORD, -1], {}),

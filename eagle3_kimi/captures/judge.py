@@ -222,7 +222,7 @@ def _check_complete(pieces: Pieces, turn: Turn, context: CaptureContext) -> None
     if reasoning == content or (len(reasoning) >= _MIN_COPY and content.startswith(reasoning)):
         raise Refused(Fault.CONTENT_REPEATS_REASONING, "the content begins with a copy of the reasoning: two readings")
     check_declared(pieces.tool_calls, (context.request_body or turn.request).get("tools"))
-    calls = "".join(call["function"]["name"] + call["function"]["arguments"] for call in pieces.tool_calls)
+    calls = "".join(f"{c['id']}{c['function']['name']}{c['function']['arguments']}" for c in pieces.tool_calls)
     if has_surrogates(calls):
         raise Refused(Fault.LONE_SURROGATE, "a tool call holds half of a surrogate pair")
     if REPLACEMENT_CHARACTER in reasoning + content + calls and not _prompt_has_replacement(turn, context):

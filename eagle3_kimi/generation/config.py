@@ -15,7 +15,7 @@ from eagle3_kimi.hidden_states.capture_config import CaptureConfig
 from eagle3_kimi.schema import SCHEMA_VERSION
 from eagle3_kimi.target import Target
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 """Raised when the completeness rules change: journals of older rules are not replayed."""
 
 
