@@ -16,8 +16,10 @@ from hypothesis import HealthCheck, settings
 if TYPE_CHECKING:
     from tests.vllm_server import VllmServer
 
-settings.register_profile("ci", max_examples=300, deadline=None, derandomize=True)
-settings.register_profile("nightly", max_examples=100_000, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(
+    "ci", max_examples=300, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.register_profile("nightly", settings.get_profile("ci"), max_examples=100_000, derandomize=False)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 

@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import copy
 import json
-import os
 from typing import Any
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from eagle3_kimi.captures import judge, judge_file
 from eagle3_kimi.captures.context import SECTION_STARTS
 from eagle3_kimi.protocol import is_blank
 from tests.captures.records import CALL, SECTION, chat, chunk, sglang, vllm
-
-EXAMPLES = int(os.environ.get("EAGLE3_KIMI_EXAMPLES", "300"))
-"""The nightly target asks for 100,000."""
-MANY = settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 BASES: list[Any] = [
     chat("No.", reasoning="Odd."),
@@ -168,25 +163,21 @@ def check_rule(verdicts: list[Any]) -> None:
             assert verdict.verdict == "repair"
 
 
-@MANY
 @given(mutated_records(), CONTEXTS)
 def test_mutated_records(record: Any, context: Any) -> None:
     check_rule(judge(record, context))
 
 
-@MANY
 @given(JSON, CONTEXTS)
 def test_any_json(record: Any, context: Any) -> None:
     check_rule(judge(record, context))
 
 
-@MANY
 @given(st.lists(TEXTS, max_size=8), st.lists(TEXTS, max_size=8), CONTEXTS)
 def test_any_text_of_markers(reasoning: list[str], content: list[str], context: Any) -> None:
     check_rule(judge(chat("".join(content), reasoning="".join(reasoning)), context))
 
 
-@MANY
 @given(
     st.lists(st.sampled_from([1, 2, 9, 8, 7, 163606, 163607, 163586, 163595, 163596, -1, 2**70]), max_size=8), CONTEXTS
 )
@@ -215,7 +206,6 @@ PIECES = st.sampled_from(
 )
 
 
-@MANY
 @given(st.lists(PIECES, max_size=6))
 def test_any_bytes(pieces: list[bytes]) -> None:
     file = judge_file(b"".join(pieces))

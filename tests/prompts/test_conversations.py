@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from eagle3_kimi.prompts.conversations import Reading, normalise_row
@@ -309,7 +309,6 @@ def paths_of(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     return [path, *(p for key, item in items for p in paths_of(item, (*path, key)))]
 
 
-@settings(max_examples=300, deadline=None)
 @given(data=st.data())
 def test_mutated_rows_never_crash_and_never_leave_a_broken_conversation(data: st.DataObject) -> None:
     row = json.loads(json.dumps(data.draw(st.sampled_from(SOUND))))
