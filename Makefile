@@ -24,7 +24,7 @@ export OMP_WAIT_POLICY ?= PASSIVE
 export VLLM_NO_USAGE_STATS ?= 1
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: help install demo test quality format nightly lower-bounds clean
+.PHONY: help install demo test interruptions quality format nightly lower-bounds clean
 help:
 	@sed -n '1,5s/^# //p' Makefile
 
@@ -40,6 +40,10 @@ demo: install
 
 test: install
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests $(PARALLEL)
+
+# Processes killed with -9 again and again; the data must come out the same.
+interruptions: install
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests -m kills $(PARALLEL)
 
 quality: install
 	$(BIN)/ruff check .
@@ -61,7 +65,7 @@ lower-bounds: install
 	$(BIN)/uv venv --quiet --clear --python $(BIN)/python $(VENV)-lower
 	$(BIN)/python -m pip --python $(VENV)-lower install --quiet $(TORCH) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX))
 	$(BIN)/uv pip install --quiet --python $(VENV)-lower --resolution lowest-direct --editable '.[test]'
-	$(VENV)-lower/bin/python -m pytest tests -m 'not vllm and not nightly' $(PARALLEL)
+	$(VENV)-lower/bin/python -m pytest tests -m 'not vllm and not kills' $(PARALLEL)
 
 clean:
 	rm -rf $(VENV) $(VENV)-lower runs build *.egg-info

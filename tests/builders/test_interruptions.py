@@ -38,7 +38,7 @@ def num_records(journals: Path) -> int:
     return sum(path.read_bytes().count(b"\n") for path in journals.glob("*.jsonl"))
 
 
-@pytest.mark.nightly
+@pytest.mark.kills
 def test_killed_at_random_moments_the_data_set_is_the_same(generated: Generated, tmp_path: Path) -> None:
     journals = tmp_path / "journals"
     options = generated.elsewhere(tmp_path / "cache", journal_dir=str(journals))

@@ -18,7 +18,7 @@ import eagle3_kimi
 from tests.builders.conftest import count_attempts, rows_of, write_prompts
 from tests.builders.test_interruptions import NUM_KILLS, num_records
 
-pytestmark = pytest.mark.vllm
+pytestmark = [pytest.mark.vllm, pytest.mark.kills]
 
 NUM_PROMPTS = 12
 _SCRIPT = """

@@ -194,7 +194,7 @@ def killed_config(target: str, folder: Path) -> GenerationConfig:
     )
 
 
-@pytest.mark.nightly
+@pytest.mark.kills
 def test_killed_the_store_holds_no_more_than_the_journal_and_the_next_run_makes_them_equal(
     tiny_target: Path, tmp_path: Path
 ) -> None:

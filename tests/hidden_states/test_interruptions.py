@@ -46,6 +46,7 @@ def wait_for(file: Path, process: subprocess.Popen[str]) -> None:
 
 
 @pytest.mark.multiprocess
+@pytest.mark.kills
 def test_a_killed_rank_stops_the_others_and_the_rerun_completes(
     random_target: Target, greedy_rows: list[dict], tmp_path: Path
 ) -> None:
