@@ -43,7 +43,7 @@ SETTINGS: dict[str, Any] = {
     "problems": 48,
     "tool_conversations": 8,
     "held_out_prompts": 6,
-    "train_options": ["--epochs", "20", "--checkpoint-every", "20"],
+    "train_options": ["--epochs", "14", "--checkpoint-every", "20"],
 }
 RUN = """
 import sys, json

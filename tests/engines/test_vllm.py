@@ -28,9 +28,12 @@ def target(tiny_target: Path) -> Target:
 @pytest.fixture(scope="module")
 def engine(target: Target) -> Iterator[TargetEngine]:
     options = EngineOptions(dtype="float32", max_model_len=MAX_MODEL_LEN, max_num_seqs=4)
-    engine = open_engine("vllm", target, options)
-    yield engine
-    engine.close()
+    with pytest.MonkeyPatch.context() as environment:  # in this process: it starts sooner
+        environment.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+        environment.setenv("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+        engine = open_engine("vllm", target, options)
+        yield engine
+        engine.close()
 
 
 @pytest.fixture(scope="module")
