@@ -17,6 +17,7 @@ KIMI = "moonshotai/Kimi-K2.5"
 app = typer.Typer(
     name="eagle3-kimi",
     help="EAGLE-3 draft models for Kimi-K2.5, trained on reasoning-complete samples.",
+    epilog="Example: eagle3-kimi demo, then eagle3-kimi COMMAND --help; from an empty node: docs/kimi-k2.5.md",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     add_completion=False,

@@ -10,10 +10,14 @@ import typer
 KIMI = "moonshotai/Kimi-K2.5"
 
 push = typer.Typer(
-    help="Pushes a data set, a feature store or a drafter to the Hub as a new version.", no_args_is_help=True
+    help="Pushes a data set, a feature store or a drafter to the Hub as a new version.",
+    epilog="Example: eagle3-kimi push dataset samples me/kimi-reasoning --tag v1.2.0",
+    no_args_is_help=True,
 )
 pull = typer.Typer(
-    help="Pulls a version of a data set, a feature store or a drafter from the Hub.", no_args_is_help=True
+    help="Pulls a version of a data set, a feature store or a drafter from the Hub.",
+    epilog="Example: eagle3-kimi pull drafter me/kimi-eagle3 --tag v1.2.0 -o drafter",
+    no_args_is_help=True,
 )
 
 Repo = Annotated[str, typer.Argument(metavar="REPO", help="NAMESPACE/NAME.")]

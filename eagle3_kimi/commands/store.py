@@ -7,7 +7,11 @@ from typing import Annotated
 
 import typer
 
-app = typer.Typer(help="Checks, describes and merges stores of hidden states.", no_args_is_help=True)
+app = typer.Typer(
+    help="Checks, describes and merges stores of hidden states.",
+    epilog="Example: eagle3-kimi store check features",
+    no_args_is_help=True,
+)
 
 StoreFolder = Annotated[Path, typer.Argument(metavar="DIR", help="Folder of a feature store.")]
 
