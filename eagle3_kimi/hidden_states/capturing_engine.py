@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,11 +52,10 @@ class CapturingVllmEngine(VllmEngine):
         self._on_cpu = not torch.cuda.is_available()
         if self._on_cpu:
             arguments["max_num_batched_tokens"] = max(_CPU_STEP_TOKENS, options.max_model_len or 0)
-        try:
+        with ExitStack() as unless_started:
+            unless_started.callback(self._channel.close)
             super().__init__(target, options, **arguments)
-        except BaseException:
-            self._channel.close()
-            raise
+            unless_started.pop_all()
 
     def _add(self, request: GenerationRequest, params: Any) -> None:
         known = request.known_output

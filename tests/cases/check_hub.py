@@ -15,13 +15,13 @@ from datasets import Dataset, DatasetDict, Features, Value
 from huggingface_hub import DatasetCardData
 
 from eagle3_kimi.captures import Verdict, judge
-from eagle3_kimi.errors import Eagle3KimiError
 from eagle3_kimi.features import build_features
 from eagle3_kimi.hidden_states.samples import SampleReader, SampleRef, plan_shares
 from eagle3_kimi.hub.cards import check_no_loading_script
 from eagle3_kimi.hub.dataset import check_features, write_parquet
 from eagle3_kimi.hub.features import list_shards
 from eagle3_kimi.training.batches import deal, plan_epoch
+from tests.cases.checking import Came, check_case
 from tests.hub.client import Client, Finished
 from tests.hub.conftest import save_samples
 from tests.hub.hub_server import running
@@ -29,26 +29,12 @@ from tests.hub.hub_state import Blob, Hub
 from tests.hub.stores import REVISION, write_store
 from tests.rows import complete_row
 
-Came = dict[str, Any]
 REPO = "me/case"
 
 
 def check(case: dict[str, Any]) -> str | None:
-    """None when the case passes, else one line that says what differs. Reason names are not compared."""
-    given, expect = case["input"], case["expect"]
-    run = next((run for keys, run in _RUNS if keys <= given.keys()), None)
-    if run is None:
-        return f"no check takes an input with the keys {sorted(given)}"
-    came: Came = {"verdict": "accept"}
-    try:
-        run(given, came)
-        why = ""
-    except Eagle3KimiError as error:
-        came["verdict"], why = "reject", str(error)
-    for name, value in came.items():
-        if name in expect and value != expect[name]:
-            return f"{name}: expected {expect[name]!r} ({expect.get('reason')}), came {value!r} {why}"
-    return None
+    """See `check_case`."""
+    return check_case(case, _RUNS)
 
 
 def _repository_files(given: Came, came: Came) -> None:

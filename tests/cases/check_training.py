@@ -20,7 +20,6 @@ from eagle3_kimi.drafter.export_check import check_export
 from eagle3_kimi.drafter.model import DraftModel
 from eagle3_kimi.drafter.rows import PackedRows
 from eagle3_kimi.drafter.vocab import VocabMap, build_vocab_map, check_vocab_map, vocab_fingerprint
-from eagle3_kimi.errors import Eagle3KimiError
 from eagle3_kimi.generation.rows import split_of
 from eagle3_kimi.hidden_states.disk import check_free_space, compute_state_bytes
 from eagle3_kimi.hidden_states.store import FeatureFormat, FeatureSample, StoreManifest
@@ -31,33 +30,16 @@ from eagle3_kimi.training.metrics import Counts, pack_counts
 from eagle3_kimi.training.setup import needs_final_norm
 from eagle3_kimi.training.spans import SPAN_NAMES
 from eagle3_kimi.training.step import apply_gradients
+from tests.cases.checking import Came, check_case
 from tests.training.toy import AUX, HIDDEN, ToyTarget, build_toy_module
 
-Came = dict[str, Any]
 _BOUNDARY = {"boundary", "input", "vllm", "hf", "hidden_states"}
 _OUTPUT = {"output", "layer_output", "after_layer", "sglang"}
 
 
 def check(case: dict[str, Any]) -> str | None:
-    """None when the case passes, else one line that says what differs. Reason names are not compared."""
-    given, expect = case["input"], case["expect"]
-    run = next((run for keys, run in _RUNS if keys <= given.keys()), None)
-    if run is None:
-        return f"no check takes an input with the keys {sorted(given)}"
-    came: Came = {"verdict": "accept"}
-    try:
-        run(given, came)
-        why = ""
-    except Eagle3KimiError as error:
-        came["verdict"], why = "reject", str(error)
-    for name, value in came.items():
-        if name in expect and not _same(value, expect[name]):
-            return f"{name}: expected {expect[name]!r} ({expect.get('reason')}), came {value!r} {why}"
-    return None
-
-
-def _same(value: Any, wanted: Any) -> bool:
-    return math.isclose(value, wanted, rel_tol=1e-6) if isinstance(wanted, float) else bool(value == wanted)
+    """See `check_case`."""
+    return check_case(case, _RUNS)
 
 
 def _supervision(given: Came, came: Came) -> None:
