@@ -10,7 +10,8 @@ from eagle3_kimi.engines import GenerationRequest, SamplingOptions, TargetEngine
 from eagle3_kimi.errors import TargetError
 from eagle3_kimi.protocol import Reason, ReasoningProtocol
 
-CANARY_PROMPTS = ("What is 27 + 58?", "Sort these numbers: 7 3 9 1", "Add 14 and 39.")
+CANARY_PROMPTS = ("What is 27 + 58?", "Sort 7,3,9,1.", "Reverse 4,8,1,6.")
+"""Short questions; the tiny target has learnt to answer the last two."""
 
 _CAUSES = {
     Reason.FINISH_LENGTH: "max_tokens is too small for this target's thoughts; raise it",

@@ -6,8 +6,8 @@ State t explains token t + 1, for t in P-1..S-2:
     state       x    x  ...   x     -
     token       -    x  ...   x     x
 
-Where sampling was greedy the token is the state's first choice. A sampled token has, in the mean, a log-probability of
-minus the entropy of the distribution it was drawn from.
+Where sampling was greedy the token is the state's first choice, or as likely but for rounding. A sampled token has, in
+the mean, a log-probability of minus the entropy of the distribution it was drawn from.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from eagle3_kimi.hidden_states.target_head import TargetHead
 _MIN_AGREEMENT = 0.95
 """Greedy sampling: kernels and batch shapes flip only near ties."""
 _SURPRISE = 0.1
-"""Nats by which sampled tokens may be less likely than the distribution's own entropy says."""
+"""Nats by which tokens may be less likely, in the mean, than the states say: their first choice, or their entropy."""
 _DEVIATIONS = 5.0
 """Standard errors of a mean over few tokens that are chance."""
 _FIRST_TOKENS = 4
@@ -40,6 +40,8 @@ class Reading:
     agreement: float
     """Share of the tokens that are the first choice."""
     log_prob: float
+    regret: float
+    """Nats by which the first choices are likelier than the tokens; near ties have almost none."""
     entropy: float
     deviation: float
     """Standard error of the mean log-probability of tokens that are drawn from these distributions."""
@@ -87,12 +89,13 @@ class FinalStates:
                 states.append(rows[first : last + 1])
                 tokens.append(ids[first + shift + 1 : last + shift + 2])
         if not tokens:
-            return Reading(1.0, 0.0, 0.0, 0.0, 0)
+            return Reading(1.0, 0.0, 0.0, 0.0, 0.0, 0)
         wanted = torch.cat(tokens)
         scores = self.head.score(torch.cat(states), wanted, temperature=self.temperature or 1.0)
         return Reading(
             agreement=float((scores.argmax == wanted).float().mean()),
             log_prob=float(scores.log_prob.mean()),
+            regret=float(scores.regret.mean()),
             entropy=float(scores.entropy.mean()),
             deviation=math.sqrt(float(scores.variance.sum())) / len(wanted),
             tokens=len(wanted),
@@ -122,7 +125,7 @@ class FinalStates:
     def _explains(self, reading: Reading) -> bool:
         if self.temperature == 0:
             chance = math.sqrt(_MIN_AGREEMENT * (1 - _MIN_AGREEMENT) / max(reading.tokens, 1))
-            return reading.agreement >= _MIN_AGREEMENT - _DEVIATIONS * chance
+            return reading.regret <= _SURPRISE and reading.agreement >= _MIN_AGREEMENT - _DEVIATIONS * chance
         return reading.excess >= -_SURPRISE - _DEVIATIONS * reading.deviation
 
     def _begins_worse(self) -> bool:

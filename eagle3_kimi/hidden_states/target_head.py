@@ -21,6 +21,8 @@ class TokenScores:
     """int64 [N]: the target's own choice."""
     log_prob: Tensor
     """float32 [N]: of the given token."""
+    regret: Tensor
+    """float32 [N]: nats by which the target's own choice is likelier."""
     entropy: Tensor
     """float32 [N]: of the whole distribution, in nats."""
     variance: Tensor
@@ -78,14 +80,16 @@ class TargetHead:
             token_ids: int64 [N].
             temperature: the sampling's; it scales all but the argmax.
         """
-        argmax, log_prob, entropy, variance = [], [], [], []
+        argmax, log_prob, regret, entropy, variance = [], [], [], [], []
         for rows, tokens in zip(states.split(_ROWS_AT_ONCE), token_ids.split(_ROWS_AT_ONCE), strict=True):
             logits = self.logits(rows)
             log_probs = torch.log_softmax(logits / temperature, dim=-1)
             argmax.append(logits.argmax(-1).cpu())
-            log_prob.append(log_probs.gather(1, tokens.to(logits.device)[:, None])[:, 0].cpu())
+            given = log_probs.gather(1, tokens.to(logits.device)[:, None])[:, 0]
+            log_prob.append(given.cpu())
+            regret.append((log_probs.amax(-1) - given).cpu())
             probs = log_probs.exp()
             mean = (probs * log_probs).sum(-1)
             entropy.append(-mean.cpu())
             variance.append(((probs * log_probs.square()).sum(-1) - mean.square()).clamp_min_(0).cpu())
-        return TokenScores(torch.cat(argmax), torch.cat(log_prob), torch.cat(entropy), torch.cat(variance))
+        return TokenScores(*map(torch.cat, (argmax, log_prob, regret, entropy, variance)))

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 
 from eagle3_kimi.errors import DataError, UsageError
 from eagle3_kimi.hidden_states.config import ExtractConfig
@@ -69,9 +70,16 @@ def assert_equal_stores(came: FeatureStore, expected: FeatureStore) -> None:
     for one, other in zip(came, expected, strict=True):
         assert torch.equal(one.token_ids, other.token_ids)
         assert (one.split, one.spans, one.num_prompt_tokens) == (other.split, other.spans, other.num_prompt_tokens)
-        torch.testing.assert_close(one.aux_hidden_states, other.aux_hidden_states, rtol=1e-3, atol=1e-3)
-        torch.testing.assert_close(one.final_hidden_states, other.final_hidden_states, rtol=1e-3, atol=1e-3)
+        assert relative_error(one.aux_hidden_states, other.aux_hidden_states) < 1e-3
+        assert relative_error(one.final_hidden_states, other.final_hidden_states) < 1e-3
         assert torch.equal(one.target_argmax, other.target_argmax)
+
+
+def relative_error(came: Tensor, expected: Tensor) -> float:
+    """The largest difference, against the size of the row it stands in: trained states are hundreds of times larger."""
+    assert came.shape == expected.shape
+    size = expected.square().mean(-1, keepdim=True).sqrt()
+    return float(((came - expected).abs() / size).max()) if came.numel() else 0.0
 
 
 def test_the_transformers_store_holds_the_data_set(expected: FeatureStore, greedy_rows: list[dict]) -> None:
