@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,10 @@ import eagle3_kimi
 from eagle3_kimi.generation.journal import Journal
 from eagle3_kimi.tiny.problems import generate_problems
 
-NUM_PROMPTS = 24
+NUM_KILLS = int(os.environ.get("EAGLE3_KIMI_TEST_KILLS", "3"))
+"""30 in the nightly run."""
+NUM_PROMPTS = 8 * NUM_KILLS
+"""So that there is something left to kill."""
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -14,10 +14,7 @@ from typing import Any
 import pytest
 
 import eagle3_kimi
-from tests.builders.conftest import Generated, count_attempts, rows_of
-
-NUM_KILLS = int(os.environ.get("EAGLE3_KIMI_TEST_KILLS", "3"))
-"""30 in the nightly run."""
+from tests.builders.conftest import NUM_KILLS, Generated, count_attempts, rows_of
 
 _LOAD = """
 import json, os, sys

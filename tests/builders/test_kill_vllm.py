@@ -16,11 +16,11 @@ import pytest
 
 import eagle3_kimi
 from tests.builders.conftest import count_attempts, rows_of, write_prompts
-from tests.builders.test_interruptions import NUM_KILLS, num_records
+from tests.builders.test_interruptions import num_records
 
 pytestmark = [pytest.mark.vllm, pytest.mark.kills]
 
-NUM_PROMPTS = 12
+NUM_KILLS, NUM_PROMPTS = 3, 12
 _SCRIPT = """
 import json, sys
 import datasets, eagle3_kimi
