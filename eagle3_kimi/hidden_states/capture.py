@@ -37,6 +37,14 @@ class StateSource(Protocol):
         """One `CapturedStates` a request."""
         ...
 
+    def sleep(self) -> None:
+        """Leaves the GPU to others until `wake`."""
+        ...
+
+    def wake(self) -> None:
+        """Takes the GPU back."""
+        ...
+
     def close(self) -> None:
         """Gives back memory and processes."""
         ...
@@ -73,6 +81,7 @@ class VllmSource:
         max_batched_tokens: tokens of one forward pass; longer samples are prefilled in chunks.
         max_tokens_in_flight: tokens handed to the engine and not yet finished.
         engine_args: more arguments of `vllm.LLM`.
+        sleeps: on a GPU, the engine is started so that it can sleep: its weights then wait in the host's memory.
     """
 
     def __init__(
@@ -87,6 +96,7 @@ class VllmSource:
         max_batched_tokens: int = 8192,
         max_tokens_in_flight: int = 65536,
         engine_args: dict[str, Any] | None = None,
+        sleeps: bool = False,
     ) -> None:
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the worker, its connector and the sink share a process
         os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
@@ -104,6 +114,7 @@ class VllmSource:
             max_batched_tokens = max(max_batched_tokens, max_model_len)
         self.layer_ids = layer_ids
         self._max_tokens_in_flight = max_tokens_in_flight
+        self._sleeps = sleeps and torch.cuda.is_available()  # a CPU has one memory
         self._sink = CaptureSink().open()
         arguments: dict[str, Any] = {
             "model": str(target.path),
@@ -116,6 +127,7 @@ class VllmSource:
             "max_num_batched_tokens": max_batched_tokens,
             "max_num_seqs": 64,
             "enforce_eager": True,
+            "enable_sleep_mode": self._sleeps,
             **connector_arguments(layer_ids, self._sink.name),
         }
         if dtype == "float32" and mla_on_cpu:
@@ -156,6 +168,16 @@ class VllmSource:
         )
         self._engine.add_request(request.id, {"prompt_token_ids": list(request.token_ids[:-1])}, parameters)
 
+    def sleep(self) -> None:
+        """Weights to the host's memory; the cache, which nobody needs any more, is dropped."""
+        if self._sleeps:
+            self._engine.sleep(level=1)
+
+    def wake(self) -> None:
+        """Weights and cache are back."""
+        if self._sleeps:
+            self._engine.wake_up()
+
     def close(self) -> None:
         """Stops the engine."""
         self._sink.close()
@@ -189,7 +211,8 @@ class TransformersSource:
         model = AutoModelForCausalLM.from_pretrained(
             str(target.path), dtype=getattr(torch, dtype), trust_remote_code=target.trust_remote_code
         )
-        self._decoder = model.get_decoder().to(device).eval()
+        self._device = torch.device(device)
+        self._decoder = model.get_decoder().to(self._device).eval()
         self._captured: dict[int, Tensor] = {}
         layers = self._decoder.layers
         for layer_id in layer_ids:
@@ -209,11 +232,18 @@ class TransformersSource:
             for row, request in enumerate(batch):
                 ids[row, : lengths[row]] = torch.tensor(request.token_ids[:-1])
                 mask[row, : lengths[row]] = 1
-            device = next(self._decoder.parameters()).device
-            self._decoder(input_ids=ids.to(device), attention_mask=mask.to(device), use_cache=False)
+            self._decoder(input_ids=ids.to(self._device), attention_mask=mask.to(self._device), use_cache=False)
             states = torch.stack([self._captured.pop(layer_id) for layer_id in self.layer_ids], dim=2).cpu()
             for row, request in enumerate(batch):
                 yield CapturedStates(request.id, ids[row, : lengths[row]], states[row, : lengths[row]])
+
+    def sleep(self) -> None:
+        """The model to the host's memory."""
+        self._decoder.to("cpu")
+
+    def wake(self) -> None:
+        """The model is back."""
+        self._decoder.to(self._device)
 
     def close(self) -> None:
         """Frees the model."""

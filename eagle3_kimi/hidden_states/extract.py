@@ -10,7 +10,8 @@ Prefill only, token-exact: prompt ids + output ids, without the last one, which 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+import math
+from collections.abc import Container, Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,10 +19,10 @@ from pathlib import Path
 from eagle3_kimi.errors import DataError, RunStopped
 from eagle3_kimi.hidden_states.admission import find_unfit
 from eagle3_kimi.hidden_states.capture import StateSource, TransformersSource, VllmSource
-from eagle3_kimi.hidden_states.config import ExtractConfig
+from eagle3_kimi.hidden_states.config import CaptureOptions, ExtractConfig
 from eagle3_kimi.hidden_states.contract import ANCHOR_LAYER_ID
 from eagle3_kimi.hidden_states.disk import check_free_space
-from eagle3_kimi.hidden_states.formats import bytes_per_token
+from eagle3_kimi.hidden_states.feature_sample import tensor_layout
 from eagle3_kimi.hidden_states.manifest import StoreManifest, check_may_be_added_to, update_manifest
 from eagle3_kimi.hidden_states.ranks import Ranks
 from eagle3_kimi.hidden_states.samples import SampleReader, SampleRef, plan_shares
@@ -30,6 +31,9 @@ from eagle3_kimi.hidden_states.share import ShareRun
 from eagle3_kimi.target import Target, detect_preset, resolve_target
 
 logger = logging.getLogger(__name__)
+
+_NAME_BYTES = 200
+"""Beside a sample's id: what a shard's header and its index say of one tensor."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,38 +60,105 @@ def extract_hidden_states(config: ExtractConfig) -> ExtractSummary:
     """
     ranks = Ranks.join(config.tensor_parallel_size)
     target = resolve_target(config.target, revision=config.revision, trust_remote_code=config.trust_remote_code)
-    reader = SampleReader(config.dataset)
-    manifest = build_manifest(config, target, reader)
-    unfit = find_unfit(reader, target, accept_revisions=config.accept_revisions)
-    refuse_unfit(unfit, len(reader.refs), config.max_refused)
-    remaining = [ref for ref in find_remaining(config.output, manifest, reader.refs) if ref.id not in unfit]
-    check_free_space(config.output, count_bytes(remaining, target, manifest))
-    ranks.gather(None)  # everyone has looked before anyone writes
-    skipped = len(reader.refs) - len(unfit) - len(remaining)
+    extraction = Extraction(config, config.dataset, target, ranks)
+    remaining = find_remaining(config.output, extraction.manifest, extraction.reader.refs, without=extraction.unfit)
+    check_free_space(config.output, count_bytes(remaining, extraction.manifest))
+    skipped = len(extraction.refs) - len(remaining)
     if skipped and ranks.rank == 0:
-        logger.info("%d of %d samples are in %s already", skipped, len(reader.refs), config.output)
-    written = tokens = refused = 0
-    if remaining:
-        share = plan_shares(remaining, ranks.num_groups, window=config.window)[ranks.group]
-        source = open_source(config, target, manifest, ranks, longest=max(ref.num_tokens for ref in remaining))
-        with closing(ShareRun(config, target, reader, manifest, ranks, source)) as run:
-            run.extract(share)
-            counts = [counts for counts in ranks.gather(run.counts if ranks.is_leader else None) if counts is not None]
-        written, tokens, refused = (sum(column) for column in zip(*counts, strict=True))
-    refused += len(unfit)
+        logger.info("%d of %d samples are in %s already", skipped, len(extraction.reader.refs), config.output)
+    with closing(extraction):
+        written, tokens, refused = extraction.write(remaining, config.output, of=len(extraction.refs))
+    refused += len(extraction.unfit)
     if ranks.rank == 0 and (written or skipped):
-        update_manifest(config.output, dataset_fingerprint=manifest.dataset_fingerprint)
+        update_manifest(config.output, dataset_fingerprint=extraction.manifest.dataset_fingerprint)
         logger.info("%s: %d samples (%d tokens) written, %d refused", config.output, written, tokens, refused)
     return ExtractSummary(samples=written, tokens=tokens, skipped=skipped, refused=refused)
 
 
-def count_bytes(refs: Sequence[SampleRef], target: Target, manifest: StoreManifest) -> int:
-    """Bytes that the samples' rows will take in the store."""
-    tokens = sum(ref.num_tokens for ref in refs)
-    supervised = tokens - sum(ref.num_prompt_tokens for ref in refs)
-    layers = len(manifest.aux_layer_ids)
-    per_token = bytes_per_token(target.config, manifest.format, supervised / max(tokens, 1), num_aux_layers=layers)
-    return round(tokens * per_token)
+class Extraction:
+    """A data set and a target whose states are there on demand; the engine starts when the first are asked for.
+
+    Args:
+        options: how states are captured and encoded.
+        dataset: folder of the data set.
+        target: the target model.
+        ranks: this process's place.
+        max_length: longer samples will not be asked for; None: all may be.
+        sleeps: between two calls the engine leaves the GPUs to others.
+
+    Raises:
+        RunStopped: the target cannot take too many of the samples.
+    """
+
+    def __init__(
+        self,
+        options: CaptureOptions,
+        dataset: Path,
+        target: Target,
+        ranks: Ranks,
+        *,
+        max_length: int | None = None,
+        sleeps: bool = False,
+    ) -> None:
+        self.options, self.target, self.ranks = options, target, ranks
+        self.reader = SampleReader(dataset)
+        self.manifest = build_manifest(options, target, self.reader)
+        self.unfit = find_unfit(self.reader, target, accept_revisions=options.accept_revisions)
+        refuse_unfit(self.unfit, len(self.reader.refs), options.max_refused)
+        self.refs = [ref for ref in self.reader.refs if ref.id not in self.unfit]
+        """The samples that the target can take."""
+        self._max_length, self._sleeps = max_length, sleeps
+        self._source: StateSource | None = None
+
+    def write(self, refs: Sequence[SampleRef], output: Path, *, of: int) -> tuple[int, int, int]:
+        """Adds the samples to the store `output`, which will hold at most `of`.
+
+        Returns:
+            Samples written, their tokens, samples refused, over all ranks.
+        """
+        self.ranks.gather(None)  # everyone has looked at the store before anyone writes
+        if not refs:
+            return 0, 0, 0
+        share = plan_shares(refs, self.ranks.num_groups, window=self.options.window)[self.ranks.group]
+        run = self.open_share(of=of)
+        run.extract(share, output)
+        if self._sleeps and self._source is not None:
+            self._source.sleep()
+        counts = [counts for counts in self.ranks.gather(run.counts if self.ranks.is_leader else None) if counts]
+        written, tokens, refused = (sum(column) for column in zip(*counts, strict=True))
+        return written, tokens, refused
+
+    def open_share(self, *, of: int) -> ShareRun:
+        """The group's way to its share of the features `of` so many samples, with the engine awake."""
+        if self._source is None:
+            longest = max(ref.num_tokens for ref in self.refs)
+            self._source = open_source(
+                self.options,
+                self.target,
+                self.manifest,
+                self.ranks,
+                longest=min(longest, self._max_length or longest),
+                sleeps=self._sleeps,
+            )
+        elif self._sleeps:
+            self._source.wake()
+        asked = -(-of // self.ranks.num_groups)
+        return ShareRun(self.options, self.target, self.reader, self.manifest, self.ranks, self._source, asked=asked)
+
+    def close(self) -> None:
+        """Stops the engine. vLLM takes the process group down with it, so nothing is gathered afterwards."""
+        if self._source is not None:
+            self._source.close()
+
+
+def count_bytes(refs: Iterable[SampleRef], manifest: StoreManifest) -> int:
+    """Bytes that the samples will take in a store, names and index included."""
+    total = 0
+    for ref in refs:
+        layout = tensor_layout(manifest, ref.num_tokens, ref.num_prompt_tokens)
+        total += sum(math.prod(shape) * dtype.itemsize for shape, dtype in layout.values())
+        total += (len(ref.id) + _NAME_BYTES) * (len(layout) + 1)
+    return total
 
 
 def refuse_unfit(unfit: dict[str, str], asked: int, max_refused: float) -> None:
@@ -107,48 +178,66 @@ def refuse_unfit(unfit: dict[str, str], asked: int, max_refused: float) -> None:
 
 
 def open_source(
-    config: ExtractConfig, target: Target, manifest: StoreManifest, ranks: Ranks, *, longest: int
+    options: CaptureOptions,
+    target: Target,
+    manifest: StoreManifest,
+    ranks: Ranks,
+    *,
+    longest: int,
+    sleeps: bool = False,
 ) -> StateSource:
-    """The engine, capturing boundary 1 and the last one beside the aux layers. `longest`: tokens of a sample."""
+    """The engine, capturing boundary 1 and the last one beside the aux layers.
+
+    Args:
+        options: which engine, and its limits.
+        target: the target model.
+        manifest: which layers, in which dtype.
+        ranks: this process's place.
+        longest: tokens of the longest sample.
+        sleeps: it will be told to sleep and to wake up.
+    """
     layer_ids = tuple(sorted({ANCHOR_LAYER_ID, *manifest.aux_layer_ids, target.num_layers}))
-    if config.engine == "transformers":
+    if options.engine == "transformers":
         return TransformersSource(
             target,
             layer_ids,
             dtype=manifest.dtype,
             device=ranks.device,
-            max_batched_tokens=config.max_batched_tokens,
+            max_batched_tokens=options.max_batched_tokens,
         )
     return VllmSource(
         target,
         layer_ids,
         dtype=manifest.dtype,
-        tensor_parallel_size=config.tensor_parallel_size,
+        tensor_parallel_size=options.tensor_parallel_size,
         external_launcher=ranks.world_size > 1,
         max_model_len=longest,
-        max_batched_tokens=config.max_batched_tokens,
-        max_tokens_in_flight=config.max_tokens_in_flight,
-        engine_args=config.engine_args,
+        max_batched_tokens=options.max_batched_tokens,
+        max_tokens_in_flight=options.max_tokens_in_flight,
+        engine_args=options.engine_args,
+        sleeps=sleeps,
     )
 
 
-def build_manifest(config: ExtractConfig, target: Target, reader: SampleReader) -> StoreManifest:
+def build_manifest(options: CaptureOptions, target: Target, reader: SampleReader) -> StoreManifest:
     """The manifest of the store that this run makes or continues."""
-    protocol = config.protocol or reader.provenance("protocol")
+    protocol = options.protocol or reader.provenance("protocol")
     if protocol is None:
         protocol = detect_preset(target.load_tokenizer(), target.config)
     return StoreManifest.describe(
         target,
-        dtype=config.dtype,
-        aux_layer_ids=config.aux_layer_ids,
-        format=config.format,
+        dtype=options.dtype,
+        aux_layer_ids=options.aux_layer_ids,
+        format=options.format,
         dataset_fingerprint=reader.fingerprint,
         protocol=protocol,
     )
 
 
-def find_remaining(path: Path, manifest: StoreManifest, refs: list[SampleRef]) -> list[SampleRef]:
-    """Samples that the store at `path` does not hold.
+def find_remaining(
+    path: Path, manifest: StoreManifest, refs: Sequence[SampleRef], *, without: Container[str] = ()
+) -> list[SampleRef]:
+    """Samples that the store at `path` does not hold, `without` some.
 
     Raises:
         DataError: the store belongs to another target, or holds a sample of the data set with other tokens.
@@ -163,4 +252,4 @@ def find_remaining(path: Path, manifest: StoreManifest, refs: list[SampleRef]) -
             f"the store {path} holds {len(foreign)} samples that the data set does not hold with these tokens, e.g. "
             f"{foreign[0]}; it was made from another data set: choose another output folder"
         )
-    return [ref for ref in refs if ref.id not in digests]
+    return [ref for ref in refs if ref.id not in digests and ref.id not in without]

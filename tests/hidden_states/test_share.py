@@ -34,13 +34,11 @@ class DamagedSource:
 
     def __post_init__(self) -> None:
         self.layer_ids = self.whole.layer_ids
+        self.sleep, self.wake, self.close = self.whole.sleep, self.whole.wake, self.whole.close
 
     def capture(self, requests: Iterable[CaptureRequest]) -> Iterator[CapturedStates]:
         for states in self.whole.capture(requests):
             yield self.damage.get(states.id, lambda came: came)(states)
-
-    def close(self) -> None:
-        self.whole.close()
 
 
 def _change(states: CapturedStates, change: Callable[[torch.Tensor], torch.Tensor]) -> CapturedStates:
@@ -82,8 +80,8 @@ def run(config: ExtractConfig, target: Target, damage: dict[str, Damage]) -> tup
     reader, ranks = SampleReader(config.dataset), Ranks(0, 1, 1, torch.device("cpu"))
     manifest = build_manifest(config, target, reader)
     source = DamagedSource(open_source(config, target, manifest, ranks, longest=200), damage)
-    share = ShareRun(config, target, reader, manifest, ranks, source)
-    share.extract(reader.refs)
+    share = ShareRun(config, target, reader, manifest, ranks, source, asked=len(reader.refs))
+    share.extract(reader.refs, config.output)
     return share, manifest
 
 
