@@ -67,7 +67,7 @@ def extract_hidden_states(config: ExtractConfig) -> ExtractSummary:
     if skipped and ranks.rank == 0:
         logger.info("%d of %d samples are in %s already", skipped, len(extraction.reader.refs), config.output)
     with closing(extraction):
-        written, tokens, refused = extraction.write(remaining, config.output, of=len(extraction.refs))
+        written, tokens, refused = extraction.write(remaining, config.output)
     refused += len(extraction.unfit)
     if ranks.rank == 0 and (written or skipped):
         update_manifest(config.output, dataset_fingerprint=extraction.manifest.dataset_fingerprint)
@@ -109,9 +109,10 @@ class Extraction:
         """The samples that the target can take."""
         self._max_length, self._sleeps = max_length, sleeps
         self._source: StateSource | None = None
+        self._refused: set[str] = set()
 
-    def write(self, refs: Sequence[SampleRef], output: Path, *, of: int) -> tuple[int, int, int]:
-        """Adds the samples to the store `output`, which will hold at most `of`.
+    def write(self, refs: Sequence[SampleRef], output: Path) -> tuple[int, int, int]:
+        """Adds the samples to the store `output`.
 
         Returns:
             Samples written, their tokens, samples refused, over all ranks.
@@ -120,7 +121,7 @@ class Extraction:
         if not refs:
             return 0, 0, 0
         share = plan_shares(refs, self.ranks.num_groups, window=self.options.window)[self.ranks.group]
-        run = self.open_share(of=of)
+        run = self.open_share()
         run.extract(share, output)
         if self._sleeps and self._source is not None:
             self._source.sleep()
@@ -128,8 +129,8 @@ class Extraction:
         written, tokens, refused = (sum(column) for column in zip(*counts, strict=True))
         return written, tokens, refused
 
-    def open_share(self, *, of: int) -> ShareRun:
-        """The group's way to its share of the features `of` so many samples, with the engine awake."""
+    def open_share(self) -> ShareRun:
+        """The group's way to its share of features, with the engine awake."""
         if self._source is None:
             longest = max(ref.num_tokens for ref in self.refs)
             self._source = open_source(
@@ -142,8 +143,16 @@ class Extraction:
             )
         elif self._sleeps:
             self._source.wake()
-        asked = -(-of // self.ranks.num_groups)
-        return ShareRun(self.options, self.target, self.reader, self.manifest, self.ranks, self._source, asked=asked)
+        return ShareRun(
+            self.options,
+            self.target,
+            self.reader,
+            self.manifest,
+            self.ranks,
+            self._source,
+            asked=-(-len(self.refs) // self.ranks.num_groups),
+            refused=self._refused,
+        )
 
     def close(self) -> None:
         """Stops the engine. vLLM takes the process group down with it, so nothing is gathered afterwards."""

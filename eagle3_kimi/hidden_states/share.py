@@ -41,6 +41,7 @@ class ShareRun:
         ranks: this process's place.
         source: what captures.
         asked: samples that the group will be asked for in all; refusals are a share of them.
+        refused: ids that were refused before; added to.
     """
 
     def __init__(
@@ -53,12 +54,13 @@ class ShareRun:
         source: StateSource,
         *,
         asked: int,
+        refused: set[str],
     ) -> None:
         self._options, self._target, self._reader, self._manifest = options, target, reader, manifest
         self._ranks, self._source, self._asked = ranks, source, asked
         self._report: ContractReport | None = None
         self._made = self._tokens = self._unchecked = 0
-        self._refused: set[str] = set()
+        self._refused = refused
         if ranks.is_leader:
             head = TargetHead(target, dtype=getattr(torch, manifest.dtype), device=ranks.device)
             self._encoder = FeatureEncoder(manifest, head, source.layer_ids)

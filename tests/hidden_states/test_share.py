@@ -19,7 +19,7 @@ from eagle3_kimi.hidden_states.share import ShareRun
 from eagle3_kimi.hidden_states.sink import CapturedStates
 from eagle3_kimi.hidden_states.store import FeatureStore, StoreManifest
 from eagle3_kimi.target import Target
-from eagle3_kimi.training.setup import check_manifest
+from eagle3_kimi.training.sources import check_manifest
 from tests.hidden_states.random_target import AUX_LAYER_IDS, save_rows
 
 Damage = Callable[[CapturedStates], CapturedStates]
@@ -80,7 +80,7 @@ def run(config: ExtractConfig, target: Target, damage: dict[str, Damage]) -> tup
     reader, ranks = SampleReader(config.dataset), Ranks(0, 1, 1, torch.device("cpu"))
     manifest = build_manifest(config, target, reader)
     source = DamagedSource(open_source(config, target, manifest, ranks, longest=200), damage)
-    share = ShareRun(config, target, reader, manifest, ranks, source, asked=len(reader.refs))
+    share = ShareRun(config, target, reader, manifest, ranks, source, asked=len(reader.refs), refused=set())
     share.extract(reader.refs, config.output)
     return share, manifest
 
