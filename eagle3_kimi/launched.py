@@ -17,6 +17,8 @@ def run_launched(
     function: Callable[..., object],
     description: str,
     args: Sequence[str] | None = None,
+    *,
+    example: str = "",
 ) -> None:
     """Parses `--config FILE` and flags (which win) into the configuration classes and calls `function` with them.
 
@@ -28,7 +30,7 @@ def run_launched(
     logging.basicConfig(format="%(asctime)s %(message)s", stream=sys.stderr)
     logging.getLogger("eagle3_kimi").setLevel(logging.INFO)  # others only warn
     set_parsing_settings(docstring_parse_attribute_docstrings=True)  # --help shows the fields' docstrings
-    parser = ArgumentParser(description=description)
+    parser = ArgumentParser(description=description, epilog=example and f"Example: {example}")
     parser.add_argument("--config", action="config", help="YAML file of the options below")
     classes = config_classes if isinstance(config_classes, tuple) else (config_classes,)
     for config_class in classes:

@@ -31,4 +31,6 @@ if __name__ == "__main__":
         (TrainConfig, LiveOptions, PushOptions),
         train_and_push,
         "Trains an EAGLE-3 drafter on stored hidden states, or makes them on the way; flags win over the file.",
+        example="accelerate launch --config_file accelerate_configs/8gpu.yaml train/train_drafter.py --config "
+        "train/configs/kimi_k25.yaml --expected-world-size 8 --store features -o drafter",
     )

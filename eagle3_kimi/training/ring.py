@@ -47,7 +47,7 @@ class RingFeatures:
 
     Args:
         extraction: makes them; its engine sleeps in between.
-        folder: where they are kept; nothing else may be in it.
+        folder: where they are kept, by one run at a time; all processes see it.
         max_bytes: what they may take at once.
         max_length: longer samples are not trained on.
         step_tokens: most tokens of a step, where it has more than one sample.
@@ -84,7 +84,7 @@ class RingFeatures:
 
         Raises:
             DataError: states that fail the contract.
-            RunStopped: later ones do, or too many samples of a part were refused.
+            RunStopped: later ones do, or too many samples were refused.
         """
         refs, ranks = self._splits[split].refs, self._ranks
         sizes = {index: self._sizes[refs[index].id] for step in steps for micro in step for index in micro}
@@ -108,11 +108,11 @@ class RingFeatures:
     def _extract(self, split: str, refs: list[SampleRef], aside: Aside) -> Path:
         """The folder of a part, whole."""
         named = json.dumps([self._splits[split].fingerprint, [ref.id for ref in refs]])
-        folder = self._folder / f"{split}-{hashlib.sha256(named.encode()).hexdigest()[:16]}"
-        self._ranks.gather(None)  # nobody reads the last part any more
+        folder = self._folder / f"part-{split}-{hashlib.sha256(named.encode()).hexdigest()[:16]}"
+        whole = self._ranks.gather((folder / _WHOLE).is_file())[0]  # and nobody reads the last part any more
         if self._ranks.rank == 0:
-            self._delete(f"{split}-*", keep=folder)
-        if (folder / _WHOLE).is_file():
+            self._delete(split, keep=folder)
+        if whole:
             return folder
         remaining = find_remaining(folder, self._extraction.manifest, refs)
         with aside():
@@ -121,8 +121,8 @@ class RingFeatures:
             write_json(folder / _WHOLE, {"samples": len(refs)})
         return folder
 
-    def _delete(self, pattern: str, *, keep: Path | None = None) -> None:
-        for folder in self._folder.glob(pattern):
+    def _delete(self, split: str, *, keep: Path | None = None) -> None:
+        for folder in self._folder.glob(f"part-{split}-{'[0-9a-f]' * 16}"):
             if folder != keep:
                 shutil.rmtree(folder)
 
@@ -134,7 +134,7 @@ class RingFeatures:
     ) -> None:
         if kind is None and self._ranks.rank == 0:  # an interrupted run goes on with what is there
             for split in self._splits:
-                self._delete(f"{split}-*")
+                self._delete(split)
         self._extraction.close()
 
 

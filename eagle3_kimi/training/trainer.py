@@ -218,16 +218,16 @@ class _Run:
         self, split: str, global_batches: list[list[int]], *, start: int = 0
     ) -> Iterator[tuple[Iterator[PackedBatch], int]]:
         """For each global batch from number `start` on: where this rank's micro-batches come from, and how many."""
-        source: Split = self.source.train if split == "train" else self.source.validation
+        samples: Split = self.source.train if split == "train" else self.source.validation
         budget, world = self.config.micro_batch_tokens, self.accelerator.num_processes
-        steps = [deal(batch, source.lengths, micro_batch_tokens=budget, world_size=world) for batch in global_batches]
+        steps = [deal(batch, samples.lengths, micro_batch_tokens=budget, world_size=world) for batch in global_batches]
         for part in self.source.parts(split, steps, start=start, aside=self.aside):
             dataset = MicroBatches(
                 part.samples,
                 [micro for step in part.micro_batches for micro in step],
                 self.config.ttt_steps,
-                aux_width=len(source.manifest.aux_layer_ids) * source.manifest.hidden_size,
-                hidden_size=source.manifest.hidden_size,
+                aux_width=len(samples.manifest.aux_layer_ids) * samples.manifest.hidden_size,
+                hidden_size=samples.manifest.hidden_size,
             )
             workers = self.config.num_workers if self.source.on_disk else 0
             batches = iter(DataLoader(dataset, batch_size=None, num_workers=workers))

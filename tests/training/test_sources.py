@@ -208,7 +208,7 @@ def test_killed_and_resumed_equals_uninterrupted(
         time.sleep(0.01)
     process.send_signal(signal.SIGKILL)
     process.wait()
-    assert list((run.output / "parts").iterdir())
+    assert list((run.output / "parts").glob("part-train-*"))
     train_drafter(run, options)
     assert_same_run(run.output, stored)
 
