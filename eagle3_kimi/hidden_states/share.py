@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
 
@@ -26,6 +29,15 @@ from eagle3_kimi.progress import Progress
 from eagle3_kimi.target import Target
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class _Encoded:
+    """A sample, what came of it, and what is kept; None where it was refused."""
+
+    sample: Sample
+    states: CapturedStates
+    features: FeatureSample | None
 
 
 class ShareRun:
@@ -96,7 +108,7 @@ class ShareRun:
             if self._ranks.rank == 0 and self._report is not None:
                 update_manifest(output, contract=self._report.as_dict())
             for sample in chain(() if first is None else (first,), features):
-                writer.add(sample)
+                writer.add(sample, checked=True)
                 self._show(progress, len(share))
 
     def compute(self, share: list[SampleRef], *, store: Path | None = None) -> Iterator[FeatureSample]:
@@ -112,44 +124,55 @@ class ShareRun:
             DataError: the first samples' states fail the contract.
             RunStopped: a later sample's do, or too many samples were refused.
         """
-        refs = {ref.id: ref for ref in share}
-        arriving, came = self._source.capture(self._requests(share)), 0
+        came = 0
+        sent: dict[str, Sample] = {}  # those in the engine
+        arriving = self._source.capture(self._requests(share, sent))
         if self._report is None:
             first = list(islice(arriving, self._options.contract_samples))
-            came, good = len(first), self._prove(first, refs)
+            came, good = len(first), self._prove(first, sent)
             del first
             while good:
                 yield self._count(good.pop(0))  # their memory goes as they are taken
-        for states in arriving:
-            if not self._ranks.is_leader:  # it only computes
-                continue
-            came += 1
-            sample = self._reader.read(refs[states.id])
-            features = self._encode(sample, states)
-            self._unchecked += 1
-            if features and self._unchecked >= self._options.contract_every:
-                self._unchecked = 0
-                proof, every = self._proof(sample, states), self._options.contract_every
-                check_one_more(self._contract, proof, store, good=self._made, every=every)
-            if features:
-                yield self._count(features)
+        with ThreadPoolExecutor(max_workers=1, thread_name_prefix="encoder") as thread:
+            waiting: deque[Future[_Encoded]] = deque()  # what a forward pass gave is encoded during the next one
+            tokens = 0
+            for states in arriving:
+                sample = sent.pop(states.id)
+                if not self._ranks.is_leader:  # it only computes
+                    continue
+                waiting.append(thread.submit(self._encode, sample, states))
+                came, tokens = came + 1, tokens + len(states.token_ids)
+                while tokens > self._options.max_batched_tokens:
+                    encoded = waiting.popleft().result()
+                    tokens -= len(encoded.states.token_ids)
+                    yield from self._take(encoded, store)
+            while waiting:
+                yield from self._take(waiting.popleft().result(), store)
         if self._ranks.is_leader and came != len(share):
             raise EngineError(f"{len(share)} samples were asked for, states of {came} came back from the engine")
 
-    def _requests(self, share: list[SampleRef]) -> Iterator[CaptureRequest]:
+    def _requests(self, share: list[SampleRef], sent: dict[str, Sample]) -> Iterator[CaptureRequest]:
         for ref in share:
-            yield CaptureRequest(ref.id, tuple(self._reader.read(ref).token_ids.tolist()))
+            sent[ref.id] = sample = self._reader.read(ref)
+            yield CaptureRequest(ref.id, tuple(sample.token_ids.tolist()))
 
-    def _prove(self, first: list[CapturedStates], refs: dict[str, SampleRef]) -> list[FeatureSample]:
+    def _prove(self, first: list[CapturedStates], sent: dict[str, Sample]) -> list[FeatureSample]:
         """Agrees on the contract; a leader's features of its first samples."""
-        features, proofs = [], []
-        for states in first if self._ranks.is_leader else ():
-            sample = self._reader.read(refs[states.id])
-            if encoded := self._encode(sample, states):
-                features.append(encoded)
-                proofs.append(self._proof(sample, states))
-        self._report = self._agree_on_contract(proofs)
-        return features
+        encoded = [self._encode(sent.pop(states.id), states) for states in first if self._ranks.is_leader]
+        good = [one for one in encoded if one.features is not None]
+        self._report = self._agree_on_contract([self._proof(one) for one in good])
+        return [one.features for one in good if one.features is not None]
+
+    def _take(self, encoded: _Encoded, store: Path | None) -> Iterator[FeatureSample]:
+        """The features, if there are any; now and then after one more check of the contract."""
+        self._unchecked += 1
+        if encoded.features is None:
+            return
+        if self._unchecked >= self._options.contract_every:
+            self._unchecked = 0
+            every = self._options.contract_every
+            check_one_more(self._contract, self._proof(encoded), store, good=self._made, every=every)
+        yield self._count(encoded.features)
 
     def _count(self, features: FeatureSample) -> FeatureSample:
         self._made, self._tokens = self._made + 1, self._tokens + len(features.token_ids)
@@ -177,15 +200,14 @@ class ShareRun:
         text = f"{done:,} of {asked:,} samples, {rate:,.0f} tokens/s, about {left:,.0f} s left"
         progress.show(done, text)
 
-    def _encode(self, sample: Sample, states: CapturedStates) -> FeatureSample | None:
-        """The sample's features; None where it was refused."""
+    def _encode(self, sample: Sample, states: CapturedStates) -> _Encoded:
         try:
             features = self._encoder.encode(sample, states)
             features.check(self._manifest)
         except DataError as error:
             self._refuse(sample.id, error)
-            return None
-        return features
+            return _Encoded(sample, states, None)
+        return _Encoded(sample, states, features)
 
     def _refuse(self, sample: str, error: DataError) -> None:
         self._refused.add(sample)
@@ -196,11 +218,11 @@ class ShareRun:
                 f"{self._options.max_refused:g}; the last one: {error}. What is written is good and stays"
             ) from error
 
-    def _proof(self, sample: Sample, states: CapturedStates) -> ContractSample:
+    def _proof(self, encoded: _Encoded) -> ContractSample:
         return ContractSample(
-            id=sample.id,
-            token_ids=sample.token_ids,
-            num_prompt_tokens=sample.num_prompt_tokens,
-            anchor=self._encoder.layers(states, (ANCHOR_LAYER_ID,)),
-            final=self._encoder.layers(states, (self._target.num_layers,)),
+            id=encoded.sample.id,
+            token_ids=encoded.sample.token_ids,
+            num_prompt_tokens=encoded.sample.num_prompt_tokens,
+            anchor=self._encoder.layers(encoded.states, (ANCHOR_LAYER_ID,)),
+            final=self._encoder.layers(encoded.states, (self._target.num_layers,)),
         )
