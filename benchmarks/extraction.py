@@ -30,7 +30,7 @@ from one_pass import MAX_MODEL_LEN, Cost, Meter, Work, make_work
 from vllm import LLM, SamplingParams
 
 from eagle3_kimi.hidden_states.config import CaptureOptions
-from eagle3_kimi.hidden_states.extract import Extraction
+from eagle3_kimi.hidden_states.extraction import Extraction
 from eagle3_kimi.hidden_states.ranks import Ranks
 from eagle3_kimi.hidden_states.samples import SampleRef, plan_shares
 

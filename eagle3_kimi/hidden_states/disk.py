@@ -31,7 +31,7 @@ def check_free_space(path: Path, needed: int, *, free: int | None = None) -> Non
     if needed > free:
         raise UsageError(
             f"{path} needs at least {needed / 1e9:,.1f} GB of hidden states, {free / 1e9:,.1f} GB are free; choose "
-            "another disk, or fewer samples"
+            "another disk or fewer samples, or train in parts with a --max-disk that fits"
         )
 
 

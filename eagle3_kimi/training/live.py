@@ -6,7 +6,7 @@ import hashlib
 import json
 from dataclasses import asdict, replace
 
-from eagle3_kimi.hidden_states.extract import Extraction
+from eagle3_kimi.hidden_states.extraction import Extraction
 from eagle3_kimi.hidden_states.samples import Sample, SampleRef
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from types import TracebackType
 
-from eagle3_kimi.hidden_states.extract import Extraction
+from eagle3_kimi.hidden_states.extraction import Extraction
 from eagle3_kimi.hidden_states.feature_sample import FeatureSample
 from eagle3_kimi.hidden_states.samples import plan_shares
 from eagle3_kimi.hidden_states.share import ShareRun

@@ -28,7 +28,8 @@ from torch import nn
 
 from eagle3_kimi.errors import UsageError
 from eagle3_kimi.hidden_states.disk import check_free_space, show_size
-from eagle3_kimi.hidden_states.extract import Extraction, count_bytes, find_remaining
+from eagle3_kimi.hidden_states.extract import count_bytes, find_remaining
+from eagle3_kimi.hidden_states.extraction import Extraction
 from eagle3_kimi.hidden_states.samples import SampleRef
 from eagle3_kimi.hidden_states.shards import write_json
 from eagle3_kimi.hidden_states.store import FeatureStore

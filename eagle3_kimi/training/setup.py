@@ -12,7 +12,7 @@ from eagle3_kimi.drafter.model import DraftModel
 from eagle3_kimi.drafter.vocab import VocabMap, build_vocab_map, compute_coverage, count_tokens, vocab_fingerprint
 from eagle3_kimi.errors import UsageError
 from eagle3_kimi.hidden_states.disk import parse_size
-from eagle3_kimi.hidden_states.extract import Extraction
+from eagle3_kimi.hidden_states.extraction import Extraction
 from eagle3_kimi.hidden_states.manifest import StoreManifest
 from eagle3_kimi.hidden_states.ranks import Ranks
 from eagle3_kimi.plan import PlanRequest, check_online

@@ -16,28 +16,20 @@ import torch
 import yaml
 from accelerate import Accelerator
 from torch import Tensor
-from torch.utils.data import DataLoader
 
 from eagle3_kimi.drafter.export import write_drafter
 from eagle3_kimi.target import Target, resolve_target
-from eagle3_kimi.training.batches import (
-    MicroBatches,
-    PackedBatch,
-    cut_batches,
-    deal,
-    plan_epoch,
-    select_held_out,
-    select_trainable,
-)
+from eagle3_kimi.training.batches import PackedBatch, cut_batches, plan_epoch, select_held_out, select_trainable
 from eagle3_kimi.training.checkpoint import check_rate_continues, load_checkpoint, save_checkpoint
 from eagle3_kimi.training.config import LiveOptions, TrainConfig
+from eagle3_kimi.training.feed import StepInput, feed_steps
 from eagle3_kimi.training.launch import build_accelerator, start_tracker
 from eagle3_kimi.training.log import MetricsLog, describe_chains, write_text
 from eagle3_kimi.training.metrics import Counts
 from eagle3_kimi.training.progress import TrainProgress
 from eagle3_kimi.training.ring import set_aside
 from eagle3_kimi.training.setup import build_training_module, open_draft_vocab, open_features
-from eagle3_kimi.training.sources import FeatureSource, Split
+from eagle3_kimi.training.sources import FeatureSource
 from eagle3_kimi.training.step import FiniteGuard, StepTrace, apply_gradients
 
 logger = logging.getLogger(__name__)
@@ -214,26 +206,19 @@ class _Run:
                 totals = totals + self.model(batch.to(self.accelerator.device))[1]
         return Counts.unpack(self.accelerator.reduce(totals, reduction="sum").cpu())
 
-    def _feed(
-        self, split: str, global_batches: list[list[int]], *, start: int = 0
-    ) -> Iterator[tuple[Iterator[PackedBatch], int]]:
-        """For each global batch from number `start` on: where this rank's micro-batches come from, and how many."""
-        samples: Split = self.source.train if split == "train" else self.source.validation
-        budget, world = self.config.micro_batch_tokens, self.accelerator.num_processes
-        steps = [deal(batch, samples.lengths, micro_batch_tokens=budget, world_size=world) for batch in global_batches]
-        for part in self.source.parts(split, steps, start=start, aside=self.aside):
-            dataset = MicroBatches(
-                part.samples,
-                [micro for step in part.micro_batches for micro in step],
-                self.config.ttt_steps,
-                aux_width=len(samples.manifest.aux_layer_ids) * samples.manifest.hidden_size,
-                hidden_size=samples.manifest.hidden_size,
-            )
-            workers = self.config.num_workers if self.source.on_disk else 0
-            batches = iter(DataLoader(dataset, batch_size=None, num_workers=workers))
-            for step in part.micro_batches:
-                yield batches, len(step)
-            next(batches, None)  # there is none, which ends the workers: they have the part open
+    def _feed(self, split: str, batches: list[list[int]], *, start: int = 0) -> Iterator[StepInput]:
+        config = self.config
+        return feed_steps(
+            self.source,
+            split,
+            batches,
+            micro_batch_tokens=config.micro_batch_tokens,
+            world_size=self.accelerator.num_processes,
+            ttt_steps=config.ttt_steps,
+            num_workers=config.num_workers,
+            start=start,
+            aside=self.aside,
+        )
 
     def _describe_origin(self) -> dict[str, Any]:
         target = {"target": self.target.name, "target_revision": self.target.revision}

@@ -12,7 +12,8 @@ import torch
 from eagle3_kimi.errors import DataError, RunStopped
 from eagle3_kimi.hidden_states.capture import CaptureRequest, StateSource
 from eagle3_kimi.hidden_states.config import ExtractConfig
-from eagle3_kimi.hidden_states.extract import build_manifest, extract_hidden_states, open_source
+from eagle3_kimi.hidden_states.extract import extract_hidden_states
+from eagle3_kimi.hidden_states.extraction import build_manifest, open_source
 from eagle3_kimi.hidden_states.ranks import Ranks
 from eagle3_kimi.hidden_states.samples import SampleReader
 from eagle3_kimi.hidden_states.share import ShareRun

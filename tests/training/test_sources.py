@@ -22,7 +22,8 @@ import yaml
 
 from eagle3_kimi.errors import DataError, UsageError
 from eagle3_kimi.hidden_states.config import ExtractConfig
-from eagle3_kimi.hidden_states.extract import Extraction, extract_hidden_states
+from eagle3_kimi.hidden_states.extract import extract_hidden_states
+from eagle3_kimi.hidden_states.extraction import Extraction
 from eagle3_kimi.hidden_states.ranks import Ranks
 from eagle3_kimi.hidden_states.store import FeatureStore, check_store
 from eagle3_kimi.target import Target, resolve_target
