@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass, fields
+from dataclasses import MISSING, Field, asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
@@ -124,6 +124,10 @@ class TrainConfig:
         return hashlib.sha256(text.encode()).hexdigest()
 
 
+def _default_of(item: Field[Any]) -> Any:
+    return item.default if item.default_factory is MISSING else item.default_factory()
+
+
 @dataclass(frozen=True, kw_only=True)
 class LiveOptions(CaptureOptions):
     """Training on a data set whose hidden states are made on the way, instead of on a whole feature store."""
@@ -142,6 +146,9 @@ class LiveOptions(CaptureOptions):
                 "--dataset goes with --max-disk SIZE or --online, which make its hidden states while training; a store "
                 "that is there already is trained on with --store alone"
             )
+        idle = [item.name for item in fields(CaptureOptions) if getattr(self, item.name) != _default_of(item)]
+        if self.dataset is None and idle:
+            raise UsageError(f"{', '.join(idle)} have no effect on a store that is there: leave them out")
         if self.max_disk is not None and self.online:
             raise UsageError("--max-disk keeps parts on the disk, --online keeps nothing: choose one")
         if self.max_disk is not None:

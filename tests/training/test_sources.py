@@ -280,6 +280,8 @@ def test_options_that_contradict_each_other(dataset: Path) -> None:
     for options in ({"max_disk": None}, {"dataset": None}, {"dataset": None, "max_disk": None, "online": True}):
         with pytest.raises(UsageError, match="--dataset goes with --max-disk SIZE or --online"):
             ring_options(**{"dataset": dataset, **options})
+    with pytest.raises(UsageError, match="aux_dtype, top_k have no effect on a store that is there"):
+        LiveOptions(aux_dtype="bf16", top_k=8)
     with pytest.raises(UsageError, match="choose one"):
         ring_options(dataset, online=True)
     for size in ("500", "0GB", "five GB", "500 GiB"):
