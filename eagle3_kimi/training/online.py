@@ -59,7 +59,7 @@ class OnlineFeatures:
         size, world = self._ranks.tensor_parallel_size, self._ranks.world_size
         first = self._ranks.group * size
         wanted = [[index for micro in step[rank::world] for index in micro] for rank in range(first, first + size)]
-        asked = sorted((index for rank in wanted for index in rank), key=lambda index: -split.lengths[index])
+        asked = sorted(set().union(*wanted), key=lambda index: (-split.lengths[index], index))
         places = {split.ids[index]: index for index in asked}
         came = {places[features.id]: features for features in share.compute([split.refs[index] for index in asked])}
         handed: list[dict[int, FeatureSample]] | None = None
