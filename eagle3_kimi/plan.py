@@ -51,6 +51,8 @@ class PlanRequest:
     epochs: int = 3
     micro_batch_tokens: int = 16384
     """Tokens a GPU trains on at once."""
+    trained: DrafterConfig | None = None
+    """The drafter; None derives it from the target, as the trainer does."""
 
     def __post_init__(self) -> None:
         counts = ("samples", "mean_tokens", "num_gpus", "max_num_seqs", "draft_vocab_size", "ttt_steps", "epochs")
@@ -66,7 +68,9 @@ class PlanRequest:
 
     @property
     def drafter(self) -> DrafterConfig:
-        """Derived from the target, as the trainer derives it."""
+        """What is trained."""
+        if self.trained is not None:
+            return self.trained
         ids = tuple(range(1, NUM_AUX_LAYERS + 1))  # how many counts here, not which
         size = min(self.draft_vocab_size, self.target.vocab_size)
         return DrafterConfig.for_target(self.target.config, draft_vocab_size=size, aux_layer_ids=ids)
@@ -129,7 +133,7 @@ def make_plan(request: PlanRequest) -> Plan:
             _plan_generation(request, tensor_parallel_size, capture=True),
             _plan_extraction(request, tensor_parallel_size),
             _plan_training(request),
-            _plan_online(request),
+            plan_online(request, _tensor_parallel_sizes(request)[-1]),
         ),
     )
 
@@ -267,8 +271,8 @@ def _training_flops(request: PlanRequest) -> float:
     return 6 * (first + later + head) * request.tokens * request.epochs
 
 
-def _plan_online(request: PlanRequest) -> Phase:
-    size = _tensor_parallel_sizes(request)[-1]
+def plan_online(request: PlanRequest, size: int) -> Phase:
+    """Target and drafter on the same GPUs, `size` of which share one copy of the target."""
     memory = {
         **_engine_memory(request, size, 0.0),
         **_training_memory(request),
@@ -277,6 +281,23 @@ def _plan_online(request: PlanRequest) -> Phase:
     missing = sum(memory.values()) - _USABLE * request.gpu_bytes
     note = "target and drafter fit together" if missing <= 0 else f"{missing / 1e9:.0f} GB too much for each GPU"
     return Phase(name="online (target and drafter together)", memory=memory, fits=missing <= 0, note=note)
+
+
+def check_online(request: PlanRequest, size: int) -> float:
+    """The share of a GPU's memory that is the target's, where target and drafter are there together.
+
+    Raises:
+        UsageError: they do not fit.
+    """
+    phase = plan_online(request, size)
+    if not phase.fits:
+        parts = ", ".join(f"{bytes / 1e9:.1f} GB {name}" for name, bytes in phase.memory.items())
+        raise UsageError(
+            f"{request.target.name} and its drafter need {phase.bytes / 1e9:.0f} GB on each GPU ({parts}); "
+            f"{_USABLE:.0%} of {request.gpu_bytes / 1e9:.0f} GB are usable. Train with --max-disk instead of --online, "
+            "which takes them in turns, or on more or larger GPUs (`eagle3-kimi plan` counts them)"
+        )
+    return _USABLE - sum(_training_memory(request).values()) / request.gpu_bytes
 
 
 def list_assumptions(request: PlanRequest) -> list[str]:

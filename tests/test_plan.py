@@ -12,6 +12,7 @@ from eagle3_kimi.cli import app
 from eagle3_kimi.errors import UsageError
 from eagle3_kimi.plan import (
     PlanRequest,
+    check_online,
     choose_tensor_parallel_size,
     count_drafter_parameters,
     make_plan,
@@ -98,6 +99,18 @@ def test_larger_gpus_carry_target_and_drafter_together() -> None:
     online = make_plan(build_kimi_request(gpu_bytes=192e9)).phases[-1]
     assert online.fits
     assert online.bytes < 0.9 * 192e9
+
+
+def test_what_does_not_fit_together_is_refused() -> None:
+    with pytest.raises(
+        UsageError, match=r"moonshotai/Kimi-K2.5 and its drafter need 129 GB on each GPU .*90% of 96 GB"
+    ):
+        check_online(build_kimi_request(), 8)
+    with pytest.raises(UsageError, match=r"need 649 GB on each GPU"):  # all 594 of the target
+        check_online(build_kimi_request(gpu_bytes=192e9), 1)
+    larger = build_kimi_request(gpu_bytes=192e9)
+    trainer = sum(make_plan(larger).phases[3].memory.values())
+    assert check_online(larger, 8) == pytest.approx(0.9 - trainer / 192e9)
 
 
 def test_smaller_gpus_do_not_carry_the_target() -> None:

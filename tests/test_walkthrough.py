@@ -16,11 +16,14 @@ from eagle3_kimi.cli import app
 from eagle3_kimi.hidden_states.config import ExtractConfig
 from eagle3_kimi.hub.after_run import PushOptions
 from eagle3_kimi.launched import run_launched
-from eagle3_kimi.training.config import TrainConfig
+from eagle3_kimi.training.config import LiveOptions, TrainConfig
 
 ROOT = Path(__file__).parents[1]
 BLOCKS = re.findall(r"```bash\n(.*?)```", (ROOT / "docs" / "kimi-k2.5.md").read_text(), flags=re.DOTALL)
-SCRIPTS = {"train/extract_hidden_states.py": ExtractConfig, "train/train_drafter.py": TrainConfig}
+SCRIPTS = {
+    "train/extract_hidden_states.py": (ExtractConfig, PushOptions),
+    "train/train_drafter.py": (TrainConfig, LiveOptions, PushOptions),
+}
 
 
 def read_commands(exports: str) -> Iterator[list[str]]:
@@ -37,7 +40,7 @@ def parse_launch(arguments: list[str]) -> tuple[dict[str, Any], Any]:
     flag, launch_file, script, *options = arguments
     assert flag == "--config_file"
     called: list[Any] = []
-    run_launched((SCRIPTS[script], PushOptions), lambda *configs: called.extend(configs), script, args=options)
+    run_launched(SCRIPTS[script], lambda *configs: called.extend(configs), script, args=options)
     return yaml.safe_load((ROOT / launch_file).read_text()), called[0]
 
 

@@ -23,5 +23,9 @@ from eagle3_kimi.launched import run_launched
 
 if __name__ == "__main__":
     run_launched(
-        (ExtractConfig, PushOptions), extract_and_push, "Extracts hidden states into a store; flags win over the file."
+        (ExtractConfig, PushOptions),
+        extract_and_push,
+        "Extracts hidden states into a store; flags win over the file.",
+        example="accelerate launch --config_file accelerate_configs/8gpu.yaml train/extract_hidden_states.py --dataset "
+        "samples --target moonshotai/Kimi-K2.5 --trust-remote-code --tensor-parallel-size 8 -o features",
     )

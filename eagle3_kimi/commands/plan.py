@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from eagle3_kimi.hidden_states.disk import show_size
+
 if TYPE_CHECKING:
     from rich.table import Table
 
@@ -65,7 +67,7 @@ def plan(
     weight = sum(request.target.weight_bytes.values())
     console = Console()
     console.print(
-        f"{target}: {show_bytes(weight)} of weights, {request.target.active_parameters / 1e9:.3g} G parameters active; "
+        f"{target}: {show_size(weight)} of weights, {request.target.active_parameters / 1e9:.3g} G parameters active; "
         f"{request.tokens:,} tokens in {samples:,} samples, {request.tokens * answer_share:,.0f} of them supervised"
     )
     console.print(_build_store_table(made, request, chosen))
@@ -86,12 +88,12 @@ def _build_store_table(made: Plan, request: PlanRequest, chosen: tuple[str, str]
     table.add_column("in all", justify="right")
     for form, size in made.store_bytes.items():
         name = f"store, aux {form[0]}, targets {form[1]}{' (checked)' if form == chosen else ''}"
-        table.add_row(name, f"{size:,.0f}", show_bytes(size * request.tokens))
+        table.add_row(name, f"{size:,.0f}", show_size(size * request.tokens))
     peers = made.peers_bytes
     name = "as other trainers store it (bf16, state everywhere)"
-    table.add_row(name, f"{peers:,.0f}", show_bytes(peers * request.tokens))
+    table.add_row(name, f"{peers:,.0f}", show_size(peers * request.tokens))
     for name, size in made.other_disk.items():
-        table.add_row(name, "", show_bytes(size))
+        table.add_row(name, "", show_size(size))
     return table
 
 
@@ -102,8 +104,8 @@ def _build_phase_table(made: Plan) -> Table:
     for column in ("phase", "memory", "of which", "time", ""):
         table.add_column(column)
     for phase in made.phases:
-        parts = "\n".join(f"{show_bytes(size)} {name}" for name, size in phase.memory.items())
-        verdict = show_bytes(phase.bytes) if phase.fits else f"[red]{show_bytes(phase.bytes)}: does not fit[/red]"
+        parts = "\n".join(f"{show_size(size)} {name}" for name, size in phase.memory.items())
+        verdict = show_size(phase.bytes) if phase.fits else f"[red]{show_size(phase.bytes)}: does not fit[/red]"
         time = "-" if phase.seconds is None else show_time(phase.seconds)
         table.add_row(phase.name, verdict, parts, time, phase.note)
     return table
@@ -118,24 +120,16 @@ def _check_disk(made: Plan, request: PlanRequest, chosen: tuple[str, str], disk:
     free = shutil.disk_usage(disk).free
     needed = made.store_bytes[chosen] * request.tokens + sum(made.other_disk.values())
     if needed <= free:
-        typer.echo(f"{disk} has {show_bytes(free)} free; the run takes {show_bytes(needed)}")
+        typer.echo(f"{disk} has {show_size(free)} free; the run takes {show_size(needed)}")
         return
     smallest = min(made.store_bytes, key=made.store_bytes.__getitem__)
     cure = "" if chosen == smallest else f"store aux {smallest[0]} and targets {smallest[1]}, "
     typer.echo(
-        f"warning: {disk} has {show_bytes(free)} free, the run takes {show_bytes(needed)}: {cure}extract and train in "
+        f"warning: {disk} has {show_size(free)} free, the run takes {show_size(needed)}: {cure}extract and train in "
         "parts with --max-disk, or find a larger disk",
         err=True,
     )
     raise typer.Exit(1)
-
-
-def show_bytes(size: float) -> str:
-    """`3.89 TB`, `12.5 GB`, `830 kB`: powers of ten, three digits."""
-    for unit, factor in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6)):
-        if size >= factor:
-            return f"{size / factor:.3g} {unit}" if size < 999.5 * factor else f"{size / factor:,.0f} {unit}"
-    return f"{size / 1e3:.3g} kB"
 
 
 def show_time(seconds: float) -> str:

@@ -1,4 +1,4 @@
-"""Two sources of hidden states that agree: vLLM with our connector, and transformers.
+"""Where hidden states come from: vLLM with our connector. `transformers_source` has another way, which agrees.
 
 Both number layers by boundaries: id j is the residual stream entering decoder layer j, and id n (the
 number of layers) the output of the last layer before the final norm. Both see a sample of S tokens as
@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
 
 from eagle3_kimi.errors import EngineError
 from eagle3_kimi.hidden_states.sink import CAPTURE_KEY, CapturedStates, CaptureSink
@@ -35,6 +34,14 @@ class StateSource(Protocol):
 
     def capture(self, requests: Iterable[CaptureRequest]) -> Iterator[CapturedStates]:
         """One `CapturedStates` a request."""
+        ...
+
+    def sleep(self) -> None:
+        """Leaves the GPU to others until `wake`."""
+        ...
+
+    def wake(self) -> None:
+        """Takes the GPU back."""
         ...
 
     def close(self) -> None:
@@ -73,6 +80,7 @@ class VllmSource:
         max_batched_tokens: tokens of one forward pass; longer samples are prefilled in chunks.
         max_tokens_in_flight: tokens handed to the engine and not yet finished.
         engine_args: more arguments of `vllm.LLM`.
+        sleeps: on a GPU, the engine is started so that it can sleep: its weights then wait in the host's memory.
     """
 
     def __init__(
@@ -87,6 +95,7 @@ class VllmSource:
         max_batched_tokens: int = 8192,
         max_tokens_in_flight: int = 65536,
         engine_args: dict[str, Any] | None = None,
+        sleeps: bool = False,
     ) -> None:
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the worker, its connector and the sink share a process
         os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
@@ -104,6 +113,7 @@ class VllmSource:
             max_batched_tokens = max(max_batched_tokens, max_model_len)
         self.layer_ids = layer_ids
         self._max_tokens_in_flight = max_tokens_in_flight
+        self._sleeps = sleeps and torch.cuda.is_available()  # a CPU has one memory
         self._sink = CaptureSink().open()
         arguments: dict[str, Any] = {
             "model": str(target.path),
@@ -116,6 +126,7 @@ class VllmSource:
             "max_num_batched_tokens": max_batched_tokens,
             "max_num_seqs": 64,
             "enforce_eager": True,
+            "enable_sleep_mode": self._sleeps,
             **connector_arguments(layer_ids, self._sink.name),
         }
         if dtype == "float32" and mla_on_cpu:
@@ -156,92 +167,17 @@ class VllmSource:
         )
         self._engine.add_request(request.id, {"prompt_token_ids": list(request.token_ids[:-1])}, parameters)
 
+    def sleep(self) -> None:
+        """Weights to the host's memory; the cache, which nobody needs any more, is dropped."""
+        if self._sleeps:
+            self._engine.sleep(level=1)
+
+    def wake(self) -> None:
+        """Weights and cache are back."""
+        if self._sleeps:
+            self._engine.wake_up()
+
     def close(self) -> None:
         """Stops the engine."""
         self._sink.close()
         self._engine.engine_core.shutdown()
-
-
-class TransformersSource:
-    """One forward pass of transformers over padded batches, states through hooks.
-
-    Args:
-        target: the target model; it must fit on one device.
-        layer_ids: boundary ids to capture, ascending.
-        dtype: `float32` or `bfloat16`.
-        device: where to run it.
-        max_batched_tokens: tokens of one batch, padding included.
-    """
-
-    def __init__(
-        self,
-        target: Target,
-        layer_ids: tuple[int, ...],
-        *,
-        dtype: str,
-        device: torch.device | str = "cpu",
-        max_batched_tokens: int = 8192,
-    ) -> None:
-        from transformers import AutoModelForCausalLM
-
-        self.layer_ids = layer_ids
-        self._max_batched_tokens = max_batched_tokens
-        model = AutoModelForCausalLM.from_pretrained(
-            str(target.path), dtype=getattr(torch, dtype), trust_remote_code=target.trust_remote_code
-        )
-        self._decoder = model.get_decoder().to(device).eval()
-        self._captured: dict[int, Tensor] = {}
-        layers = self._decoder.layers
-        for layer_id in layer_ids:
-            # HF's own hidden_states[-1] is after the final norm, so the last boundary needs a hook of its own
-            if layer_id == len(layers):
-                layers[-1].register_forward_hook(self._keep_output(layer_id))
-            else:
-                layers[layer_id].register_forward_pre_hook(self._keep_input(layer_id), with_kwargs=True)
-
-    @torch.inference_mode()
-    def capture(self, requests: Iterable[CaptureRequest]) -> Iterator[CapturedStates]:
-        """Batches neighbours: sort by length for little padding."""
-        for batch in _batches(requests, self._max_batched_tokens):
-            lengths = [len(request.token_ids) - 1 for request in batch]
-            ids = torch.zeros(len(batch), max(lengths), dtype=torch.int64)
-            mask = torch.zeros_like(ids)
-            for row, request in enumerate(batch):
-                ids[row, : lengths[row]] = torch.tensor(request.token_ids[:-1])
-                mask[row, : lengths[row]] = 1
-            device = next(self._decoder.parameters()).device
-            self._decoder(input_ids=ids.to(device), attention_mask=mask.to(device), use_cache=False)
-            states = torch.stack([self._captured.pop(layer_id) for layer_id in self.layer_ids], dim=2).cpu()
-            for row, request in enumerate(batch):
-                yield CapturedStates(request.id, ids[row, : lengths[row]], states[row, : lengths[row]])
-
-    def close(self) -> None:
-        """Frees the model."""
-        del self._decoder
-
-    def _keep_input(self, layer_id: int) -> Any:
-        def hook(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            self._captured[layer_id] = args[0] if args else kwargs["hidden_states"]
-
-        return hook
-
-    def _keep_output(self, layer_id: int) -> Any:
-        def hook(module: torch.nn.Module, args: tuple[Any, ...], output: Any) -> None:
-            self._captured[layer_id] = output[0] if isinstance(output, tuple) else output
-
-        return hook
-
-
-def _batches(requests: Iterable[CaptureRequest], max_tokens: int) -> Iterator[list[CaptureRequest]]:
-    """Groups neighbours so that rows times the longest stay within `max_tokens`."""
-    batch: list[CaptureRequest] = []
-    longest = 0
-    for request in requests:
-        longest_now = max(longest, len(request.token_ids))
-        if batch and (len(batch) + 1) * longest_now > max_tokens:
-            yield batch
-            batch, longest_now = [], len(request.token_ids)
-        batch.append(request)
-        longest = longest_now
-    if batch:
-        yield batch

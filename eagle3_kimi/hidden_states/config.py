@@ -11,15 +11,9 @@ from eagle3_kimi.hidden_states.formats import AuxDtype, FeatureFormat, Targets
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExtractConfig:
-    """What to extract, from which target, and how."""
+class CaptureOptions:
+    """How the states of a data set are computed and encoded, wherever they go."""
 
-    dataset: Path
-    """Folder of a `DatasetDict` (`save_to_disk`) with the splits train and validation."""
-    target: str
-    """The target model: a folder, a cached Hub name, or `tiny`."""
-    output: Path
-    """Folder of the feature store; an unfinished one is resumed."""
     aux_layer_ids: tuple[int, ...] | None = None
     """Boundary numbering, low to high; None takes (2, n // 2, n - 3)."""
     engine: str = "vllm"
@@ -54,10 +48,6 @@ class ExtractConfig:
     """Tokens handed to vLLM and not finished; their states wait in its cache."""
     window: int = 1024
     """Samples sorted by length together."""
-    revision: str | None = None
-    """Of a Hub target."""
-    trust_remote_code: bool = False
-    """Allow the target's own Python code."""
     engine_args: dict[str, Any] = field(default_factory=dict)
     """More arguments of `vllm.LLM`, e.g. gpu_memory_utilization, enable_expert_parallel."""
 
@@ -80,3 +70,19 @@ class ExtractConfig:
     def format(self) -> FeatureFormat:
         """Of the store."""
         return FeatureFormat(aux_dtype=self.aux_dtype, targets=self.targets, top_k=self.top_k)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExtractConfig(CaptureOptions):
+    """What to extract, from which target, and how."""
+
+    dataset: Path
+    """Folder of a `DatasetDict` (`save_to_disk`) with the splits train and validation."""
+    target: str
+    """The target model: a folder, a cached Hub name, or `tiny`."""
+    output: Path
+    """Folder of the feature store; an unfinished one is resumed."""
+    revision: str | None = None
+    """Of a Hub target."""
+    trust_remote_code: bool = False
+    """Allow the target's own Python code."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 
@@ -30,5 +31,25 @@ def check_free_space(path: Path, needed: int, *, free: int | None = None) -> Non
     if needed > free:
         raise UsageError(
             f"{path} needs at least {needed / 1e9:,.1f} GB of hidden states, {free / 1e9:,.1f} GB are free; choose "
-            "another disk, or fewer samples"
+            "another disk or fewer samples, or train in parts with a --max-disk that fits"
         )
+
+
+def parse_size(text: str) -> int:
+    """`500GB` -> 500_000_000_000; also kB, MB, TB.
+
+    Raises:
+        UsageError: something else.
+    """
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kMGT])B", text.strip())
+    if match is None or not float(match[1]):
+        raise UsageError(f"a size is written like 500GB (kB, MB, GB, TB), not {text!r}")
+    return round(float(match[1]) * 1000 ** (1 + "kMGT".index(match[2])))
+
+
+def show_size(size: float) -> str:
+    """`3.89 TB`, `12.5 GB`, `830 kB`: powers of ten, three digits."""
+    for unit, factor in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6)):
+        if size >= factor:
+            return f"{size / factor:.3g} {unit}" if size < 999.5 * factor else f"{size / factor:,.0f} {unit}"
+    return f"{size / 1e3:.3g} kB"

@@ -8,6 +8,7 @@ The first rank of a group is its leader: the only one that gets states, and the 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -62,3 +63,21 @@ class Ranks:
         values: list[Any] = [None] * self.world_size
         torch.distributed.all_gather_object(values, value)
         return values
+
+    def scatter_in_group(self, values: list[Any] | None) -> Any:
+        """The leader's `values`, one to each rank of its group; the others give None."""
+        if self.tensor_parallel_size == 1:
+            assert values is not None  # everyone leads itself
+            return values[0]
+        came: list[Any] = [None]
+        leader = self.group * self.tensor_parallel_size
+        torch.distributed.scatter_object_list(came, values, src=leader, group=self._host_group)
+        return came[0]
+
+    @cached_property
+    def _host_group(self) -> torch.distributed.ProcessGroup:
+        """The group's processes, for objects in the host's memory. Made by all ranks at once."""
+        size = self.tensor_parallel_size
+        firsts = range(0, self.world_size, size)
+        groups = [torch.distributed.new_group(list(range(first, first + size)), backend="gloo") for first in firsts]
+        return groups[self.group]

@@ -1,16 +1,20 @@
-"""One tensor-parallel group's share of an extraction: from captured states to shards."""
+"""One tensor-parallel group's share of a data set: from captured states to features, and on to shards."""
 
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Iterator
-from itertools import islice
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from itertools import chain, islice
+from pathlib import Path
 
 import torch
 
 from eagle3_kimi.errors import DataError, EngineError, RunStopped
 from eagle3_kimi.hidden_states.capture import CaptureRequest, StateSource
-from eagle3_kimi.hidden_states.config import ExtractConfig
+from eagle3_kimi.hidden_states.config import CaptureOptions
 from eagle3_kimi.hidden_states.contract import ANCHOR_LAYER_ID, ContractCheck, ContractReport, ContractSample
 from eagle3_kimi.hidden_states.encode import FeatureEncoder
 from eagle3_kimi.hidden_states.feature_sample import FeatureSample
@@ -27,30 +31,48 @@ from eagle3_kimi.target import Target
 logger = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True)
+class _Encoded:
+    """A sample, what came of it, and what is kept; None where it was refused."""
+
+    sample: Sample
+    states: CapturedStates
+    features: FeatureSample | None
+
+
 class ShareRun:
     """One group's share. Ranks that are no leader only drive their engine.
 
+    The contract is agreed on once, on the first samples of the first call; later ones are checked now and then.
+
     Args:
-        config: the extraction's options.
+        options: how states are captured and encoded.
         target: the target model.
         reader: the data set.
-        manifest: of the store.
+        manifest: of what is made.
         ranks: this process's place.
-        source: what captures; `ShareRun` closes it.
+        source: what captures.
+        asked: samples that the group will be asked for in all; refusals are a share of them.
+        refused: ids that were refused before; added to.
     """
 
     def __init__(
         self,
-        config: ExtractConfig,
+        options: CaptureOptions,
         target: Target,
         reader: SampleReader,
         manifest: StoreManifest,
         ranks: Ranks,
         source: StateSource,
+        *,
+        asked: int,
+        refused: set[str],
     ) -> None:
-        self._config, self._target, self._reader, self._manifest, self._ranks = config, target, reader, manifest, ranks
-        self._source = source
-        self._written = self._tokens = self._refused = self._asked = 0
+        self._options, self._target, self._reader, self._manifest = options, target, reader, manifest
+        self._ranks, self._source, self._asked = ranks, source, asked
+        self._report: ContractReport | None = None
+        self._made = self._tokens = self._unchecked = 0
+        self._refused = refused
         if ranks.is_leader:
             head = TargetHead(target, dtype=getattr(torch, manifest.dtype), device=ranks.device)
             self._encoder = FeatureEncoder(manifest, head, source.layer_ids)
@@ -59,50 +81,104 @@ class ShareRun:
                 head,
                 dtype=manifest.dtype,
                 temperature=self._temperature(),
-                tensor_parallel_size=config.tensor_parallel_size,
+                tensor_parallel_size=options.tensor_parallel_size,
             )
 
     @property
     def counts(self) -> tuple[int, int, int]:
-        """Samples written, their tokens, samples refused."""
-        return self._written, self._tokens, self._refused
+        """Samples made, their tokens, samples refused."""
+        return self._made, self._tokens, len(self._refused)
 
-    def extract(self, share: list[SampleRef]) -> None:
-        """Captures the share; the first samples wait in memory until the contract is known.
+    def extract(self, share: list[SampleRef], output: Path) -> None:
+        """Writes the share's features to the store `output`.
 
         Raises:
             DataError: the first samples' states fail the contract; nothing is written.
+            RunStopped: a later sample's do, or too many samples were refused; what is written is good and stays.
+        """
+        features = self.compute(share, store=output)
+        first = next(features, None)  # the contract holds now: a fault leaves no store
+        if not self._ranks.is_leader:
+            return
+        assert self._report is not None  # what `compute` begins with
+        contract, size = self._report.as_dict(), self._options.max_shard_bytes
+        manifest = replace(self._manifest, contract=contract)  # whichever leader comes first writes the same
+        with (
+            FeatureStoreWriter(output, manifest, rank=self._ranks.group, max_shard_bytes=size) as writer,
+            Progress("hidden states", total=len(share), active=True) as progress,
+        ):
+            if self._ranks.rank == 0:
+                update_manifest(output, contract=contract)
+            for sample in chain(() if first is None else (first,), features):
+                writer.add(sample, checked=True)
+                self._show(progress, len(share))
+
+    def compute(self, share: list[SampleRef], *, store: Path | None = None) -> Iterator[FeatureSample]:
+        """The share's features, in no particular order, without those that are refused; a leader's alone.
+
+        The first samples wait in memory until the contract is known. Every rank of every group walks through it.
+
+        Args:
+            share: what to capture.
+            store: where the features go, to be marked when a later sample fails the contract.
+
+        Raises:
+            DataError: the first samples' states fail the contract.
             RunStopped: a later sample's do, or too many samples were refused.
         """
-        self._asked = len(share)
-        refs = {ref.id: ref for ref in share}
-        arriving = self._source.capture(self._requests(share))
-        first = list(islice(arriving, self._config.contract_samples))
-        if not self._ranks.is_leader:
-            self._agree_on_contract([])
-            for _ in arriving:  # this rank only computes
-                pass
-            return
-        features, proofs = [], []
-        for states in first:
-            sample = self._reader.read(refs[states.id])
-            if encoded := self._encode(sample, states):
-                features.append(encoded)
-                proofs.append(self._proof(sample, states))
-        del first
-        report = self._agree_on_contract(proofs)
-        self._write(report, features, arriving, refs)
-        came = self._written + self._refused
-        if came != len(share):
+        came = 0
+        sent: dict[str, Sample] = {}  # those in the engine
+        arriving = self._source.capture(self._requests(share, sent))
+        if self._report is None:
+            first = list(islice(arriving, self._options.contract_samples))
+            came, good = len(first), self._prove(first, sent)
+            del first
+            while good:
+                yield self._count(good.pop(0))  # their memory goes as they are taken
+        with ThreadPoolExecutor(max_workers=1, thread_name_prefix="encoder") as thread:
+            waiting: deque[Future[_Encoded]] = deque()  # what a forward pass gave is encoded during the next one
+            tokens = 0
+            for states in arriving:
+                sample = sent.pop(states.id)
+                if not self._ranks.is_leader:  # it only computes
+                    continue
+                waiting.append(thread.submit(self._encode, sample, states))
+                came, tokens = came + 1, tokens + len(states.token_ids)
+                while tokens > self._options.max_batched_tokens:
+                    encoded = waiting.popleft().result()
+                    tokens -= len(encoded.states.token_ids)
+                    yield from self._take(encoded, store)
+            while waiting:
+                yield from self._take(waiting.popleft().result(), store)
+        if self._ranks.is_leader and came != len(share):
             raise EngineError(f"{len(share)} samples were asked for, states of {came} came back from the engine")
 
-    def close(self) -> None:
-        """Stops the engine. vLLM takes the process group down with it, so nothing is gathered afterwards."""
-        self._source.close()
-
-    def _requests(self, share: list[SampleRef]) -> Iterator[CaptureRequest]:
+    def _requests(self, share: list[SampleRef], sent: dict[str, Sample]) -> Iterator[CaptureRequest]:
         for ref in share:
-            yield CaptureRequest(ref.id, tuple(self._reader.read(ref).token_ids.tolist()))
+            sent[ref.id] = sample = self._reader.read(ref)
+            yield CaptureRequest(ref.id, tuple(sample.token_ids.tolist()))
+
+    def _prove(self, first: list[CapturedStates], sent: dict[str, Sample]) -> list[FeatureSample]:
+        """Agrees on the contract; a leader's features of its first samples."""
+        encoded = [self._encode(sent.pop(states.id), states) for states in first if self._ranks.is_leader]
+        good = [one for one in encoded if one.features is not None]
+        self._report = self._agree_on_contract([self._proof(one) for one in good])
+        return [one.features for one in good if one.features is not None]
+
+    def _take(self, encoded: _Encoded, store: Path | None) -> Iterator[FeatureSample]:
+        """The features, if there are any; now and then after one more check of the contract."""
+        self._unchecked += 1
+        if encoded.features is None:
+            return
+        if self._unchecked >= self._options.contract_every:
+            self._unchecked = 0
+            every = self._options.contract_every
+            check_one_more(self._contract, self._proof(encoded), store, good=self._made, every=every)
+        yield self._count(encoded.features)
+
+    def _count(self, features: FeatureSample) -> FeatureSample:
+        self._made, self._tokens = self._made + 1, self._tokens + len(features.token_ids)
+        return features
 
     def _agree_on_contract(self, proofs: list[ContractSample]) -> ContractReport:
         """Every group checks its own first samples; a fault in one of them stops all."""
@@ -115,75 +191,40 @@ class ShareRun:
         return min(reports, key=lambda other: other.agreement)
 
     def _temperature(self) -> float:
-        if self._config.temperature is not None:
-            return self._config.temperature
+        if self._options.temperature is not None:
+            return self._options.temperature
         recorded = self._reader.provenance("temperature")
         return 1.0 if recorded is None else float(recorded)
 
-    def _write(
-        self,
-        report: ContractReport,
-        first: list[FeatureSample],
-        arriving: Iterator[CapturedStates],
-        refs: dict[str, SampleRef],
-    ) -> None:
-        config = self._config
-        with (
-            FeatureStoreWriter(
-                config.output, self._manifest, rank=self._ranks.group, max_shard_bytes=config.max_shard_bytes
-            ) as writer,
-            Progress("hidden states", total=len(refs), active=self._ranks.is_leader) as progress,
-        ):
-            if self._ranks.rank == 0:
-                update_manifest(config.output, contract=report.as_dict())
-            while first:
-                self._add(writer, first.pop(0))  # their memory goes as they are written
-                self._show(progress, len(refs))
-            for number, states in enumerate(arriving, start=1):
-                sample = self._reader.read(refs[states.id])
-                if encoded := self._encode(sample, states):
-                    if number % config.contract_every == 0:
-                        proof, every = self._proof(sample, states), config.contract_every
-                        check_one_more(self._contract, proof, config.output, good=self._written, every=every)
-                    self._add(writer, encoded)
-                self._show(progress, len(refs))
-
     def _show(self, progress: Progress, asked: int) -> None:
-        done, rate = self._written + self._refused, self._tokens / progress.seconds
+        done, rate = self._made + len(self._refused), self._tokens / progress.seconds
         left = (asked - done) * progress.seconds / max(done, 1)
         text = f"{done:,} of {asked:,} samples, {rate:,.0f} tokens/s, about {left:,.0f} s left"
         progress.show(done, text)
 
-    def _add(self, writer: FeatureStoreWriter, features: FeatureSample) -> None:
+    def _encode(self, sample: Sample, states: CapturedStates) -> _Encoded:
         try:
-            writer.add(features)
+            features = self._encoder.encode(sample, states)
+            features.check(self._manifest)
         except DataError as error:
-            self._refuse(error)
-        else:
-            self._written, self._tokens = self._written + 1, self._tokens + len(features.token_ids)
+            self._refuse(sample.id, error)
+            return _Encoded(sample, states, None)
+        return _Encoded(sample, states, features)
 
-    def _encode(self, sample: Sample, states: CapturedStates) -> FeatureSample | None:
-        """The sample's features; None where it was refused."""
-        try:
-            return self._encoder.encode(sample, states)
-        except DataError as error:
-            self._refuse(error)
-            return None
-
-    def _refuse(self, error: DataError) -> None:
-        self._refused += 1
+    def _refuse(self, sample: str, error: DataError) -> None:
+        self._refused.add(sample)
         logger.warning("refused: %s", error)
-        if self._refused > self._config.max_refused * self._asked:
+        if len(self._refused) > self._options.max_refused * self._asked:
             raise RunStopped(
-                f"{self._refused} of {self._asked} samples were refused, a larger share than max_refused "
-                f"{self._config.max_refused:g}; the last one: {error}. What is written is good and stays"
+                f"{len(self._refused)} of {self._asked} samples were refused, a larger share than max_refused "
+                f"{self._options.max_refused:g}; the last one: {error}. What is written is good and stays"
             ) from error
 
-    def _proof(self, sample: Sample, states: CapturedStates) -> ContractSample:
+    def _proof(self, encoded: _Encoded) -> ContractSample:
         return ContractSample(
-            id=sample.id,
-            token_ids=sample.token_ids,
-            num_prompt_tokens=sample.num_prompt_tokens,
-            anchor=self._encoder.layers(states, (ANCHOR_LAYER_ID,)),
-            final=self._encoder.layers(states, (self._target.num_layers,)),
+            id=encoded.sample.id,
+            token_ids=encoded.sample.token_ids,
+            num_prompt_tokens=encoded.sample.num_prompt_tokens,
+            anchor=self._encoder.layers(encoded.states, (ANCHOR_LAYER_ID,)),
+            final=self._encoder.layers(encoded.states, (self._target.num_layers,)),
         )

@@ -70,6 +70,7 @@ class FeatureStore:
         self._entries.sort(key=lambda item: item[1]["id"])
         self.ids: list[str] = [entry["id"] for _, entry in self._entries]
         self.lengths: list[int] = [entry["num_tokens"] for _, entry in self._entries]
+        self.prompt_lengths: list[int] = [entry["num_prompt_tokens"] for _, entry in self._entries]
         twice = [a for a, b in zip(self.ids, self.ids[1:], strict=False) if a == b]
         if twice:
             raise DataError(f"{self.path} holds the sample {twice[0]} twice (and {len(twice) - 1} more)")
@@ -94,6 +95,10 @@ class FeatureStore:
 
     def __iter__(self) -> Iterator[FeatureSample]:
         return (self[i] for i in range(len(self)))
+
+    def close(self) -> None:
+        """Closes the memory maps: the disk gives a deleted shard's room back when nobody has it open."""
+        self._shards.clear()
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_shards": {}}  # memory maps are opened again in the other process

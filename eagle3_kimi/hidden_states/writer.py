@@ -42,14 +42,19 @@ class FeatureStoreWriter:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="feature-store")
         self._pending: Future[None] | None = None
 
-    def add(self, sample: FeatureSample) -> None:
+    def add(self, sample: FeatureSample, *, checked: bool = False) -> None:
         """Checks and keeps a sample.
+
+        Args:
+            sample: its features.
+            checked: they are known to be fit for training.
 
         Raises:
             DataError: the sample is bad or already there; nothing of it is kept.
             RunStopped: an earlier shard could not be written (a full disk); what is indexed stays.
         """
-        sample.check(self.manifest)
+        if not checked:
+            sample.check(self.manifest)
         if sample.id in self._seen:
             raise DataError(f"sample {sample.id} is already in the store {self.path}")
         self._seen.add(sample.id)

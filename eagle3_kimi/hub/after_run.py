@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from eagle3_kimi.hidden_states.config import ExtractConfig
 from eagle3_kimi.hub.repository import check_destination
-from eagle3_kimi.training.config import TrainConfig
+from eagle3_kimi.training.config import LiveOptions, TrainConfig
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ def extract_and_push(config: ExtractConfig, push: PushOptions) -> None:
         logger.info("%s", push_features(config.output, push.push_to, tag=push.tag, private=not push.public))
 
 
-def train_and_push(config: TrainConfig, push: PushOptions) -> None:
+def train_and_push(config: TrainConfig, live: LiveOptions, push: PushOptions) -> None:
     """`train_drafter`, then the exported drafter to the Hub."""
     from eagle3_kimi.hub.drafter import push_drafter
     from eagle3_kimi.target import resolve_target
@@ -48,7 +48,7 @@ def train_and_push(config: TrainConfig, push: PushOptions) -> None:
 
     if is_main_process():
         check_destination(push.push_to, push.tag, "model")
-    train_drafter(config)
+    train_drafter(config, live)
     if push.push_to and push.tag and is_main_process():
         target = resolve_target(config.target, trust_remote_code=config.trust_remote_code)
         drafter = config.output / "export"

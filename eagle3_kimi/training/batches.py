@@ -10,7 +10,6 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -18,20 +17,11 @@ from torch.utils.data import Dataset
 
 from eagle3_kimi.drafter.rows import PackedRows
 from eagle3_kimi.errors import DataError
+from eagle3_kimi.hidden_states.feature_sample import FeatureSample
 from eagle3_kimi.hidden_states.quantize import QuantizedStates
-from eagle3_kimi.hidden_states.store import FeatureSample
 from eagle3_kimi.hidden_states.topk import TopTargets
+from eagle3_kimi.training.sources import Readable, Split
 from eagle3_kimi.training.spans import read_span_kinds
-
-
-class Samples(Protocol):
-    """What training reads: a `FeatureStore`, or anything else with lengths and items."""
-
-    lengths: list[int]
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, i: int) -> FeatureSample: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,7 +104,7 @@ def _join_top(samples: Sequence[FeatureSample]) -> TopTargets | None:
     return TopTargets.cat(parts) if parts else None
 
 
-def select_trainable(samples: Samples, max_length: int) -> tuple[list[int], dict[str, int]]:
+def select_trainable(samples: Split, max_length: int) -> tuple[list[int], dict[str, int]]:
     """Indices of the samples to train on, and how many were refused and why. Nothing is truncated.
 
     Raises:
@@ -126,14 +116,14 @@ def select_trainable(samples: Samples, max_length: int) -> tuple[list[int], dict
     return kept, refused
 
 
-def select_held_out(samples: Samples, max_length: int) -> tuple[list[int], dict[str, int]]:
+def select_held_out(samples: Split, max_length: int) -> tuple[list[int], dict[str, int]]:
     """The same for a split that may be empty."""
     kept: list[int] = []
     refused = {"too_long": 0, "no_supervised_tokens": 0}
-    for index, length in enumerate(samples.lengths):
+    for index, (length, prompt) in enumerate(zip(samples.lengths, samples.prompt_lengths, strict=True)):
         if length > max_length:
             refused["too_long"] += 1
-        elif length - 1 <= samples[index].num_prompt_tokens:
+        elif length - 1 <= prompt:
             refused["no_supervised_tokens"] += 1
         else:
             kept.append(index)
@@ -143,9 +133,14 @@ def select_held_out(samples: Samples, max_length: int) -> tuple[list[int], dict[
 def plan_epoch(
     indices: Sequence[int], lengths: Sequence[int], *, batch_tokens: int, seed: int, epoch: int
 ) -> list[list[int]]:
-    """Global batches of sample indices, each as full as the next sample allows."""
+    """The shuffled global batches of an epoch."""
     order = sorted(indices)
     random.Random(f"{seed}/{epoch}").shuffle(order)
+    return cut_batches(order, lengths, batch_tokens=batch_tokens)
+
+
+def cut_batches(order: Sequence[int], lengths: Sequence[int], *, batch_tokens: int) -> list[list[int]]:
+    """Global batches of sample indices in the given order, each as full as the next sample allows."""
     batches: list[list[int]] = []
     room = 0
     for index in order:
@@ -182,7 +177,7 @@ class MicroBatches(Dataset[PackedBatch]):
     """The packed micro-batches of one rank, in order: what a `DataLoader(..., batch_size=None)` walks through."""
 
     def __init__(
-        self, samples: Samples, parts: Sequence[Sequence[int]], ttt_steps: int, *, aux_width: int, hidden_size: int
+        self, samples: Readable, parts: Sequence[Sequence[int]], ttt_steps: int, *, aux_width: int, hidden_size: int
     ) -> None:
         self.samples, self.parts, self.ttt_steps = samples, parts, ttt_steps
         self.aux_width, self.hidden_size = aux_width, hidden_size

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass, fields
+from dataclasses import MISSING, Field, asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
 from eagle3_kimi.errors import UsageError
+from eagle3_kimi.hidden_states.config import CaptureOptions
+from eagle3_kimi.hidden_states.disk import parse_size
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
     """A training run of the drafter."""
 
-    store: Path
-    """Folder of the feature store, written by train/extract_hidden_states.py."""
+    store: Path | None = None
+    """Folder of the feature store, written by train/extract_hidden_states.py; with `max_disk`, where its parts come and
+    go (None: OUTPUT/parts)."""
     target: str
     """The target model: a folder, a Hub name in the local cache, or `tiny`."""
     output: Path
@@ -119,3 +122,40 @@ class TrainConfig:
         strict = {item.name: plain[item.name] for item in fields(self) if item.name not in loose}
         text = json.dumps([strict, store_fingerprint, target_revision], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _default_of(item: Field[Any]) -> Any:
+    return item.default if item.default_factory is MISSING else item.default_factory()
+
+
+@dataclass(frozen=True, kw_only=True)
+class LiveOptions(CaptureOptions):
+    """Training on a data set whose hidden states are made on the way, instead of on a whole feature store."""
+
+    dataset: Path | None = None
+    """Folder of a `DatasetDict` (`save_to_disk`); goes with `max_disk` or `online`."""
+    max_disk: str | None = None
+    """Disk that hidden states may take at once, such as 500GB: they are extracted, trained on and deleted in parts."""
+    online: bool = False
+    """Nothing is written: each step's states go from the target to the trainer, which must fit on the GPUs together."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if (self.dataset is not None) != (self.max_disk is not None or self.online):
+            raise UsageError(
+                "--dataset goes with --max-disk SIZE or --online, which make its hidden states while training; a store "
+                "that is there already is trained on with --store alone"
+            )
+        idle = [item.name for item in fields(CaptureOptions) if getattr(self, item.name) != _default_of(item)]
+        if self.dataset is None and idle:
+            raise UsageError(f"{', '.join(idle)} have no effect on a store that is there: leave them out")
+        if self.max_disk is not None and self.online:
+            raise UsageError("--max-disk keeps parts on the disk, --online keeps nothing: choose one")
+        if self.max_disk is not None:
+            parse_size(self.max_disk)
+
+    def as_plain(self) -> dict[str, Any]:
+        """Plain values, for config.yaml; none where the run has a store."""
+        if self.dataset is None:
+            return {}
+        return {**asdict(self), "dataset": str(self.dataset)}

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -11,32 +10,70 @@ from torch import Tensor
 from eagle3_kimi.drafter.config import DrafterConfig
 from eagle3_kimi.drafter.model import DraftModel
 from eagle3_kimi.drafter.vocab import VocabMap, build_vocab_map, compute_coverage, count_tokens, vocab_fingerprint
-from eagle3_kimi.errors import DataError
-from eagle3_kimi.hidden_states.store import FeatureStore, StoreManifest
+from eagle3_kimi.errors import UsageError
+from eagle3_kimi.hidden_states.disk import parse_size
+from eagle3_kimi.hidden_states.extraction import Extraction
+from eagle3_kimi.hidden_states.manifest import StoreManifest
+from eagle3_kimi.hidden_states.ranks import Ranks
+from eagle3_kimi.plan import PlanRequest, check_online
 from eagle3_kimi.target import Target
-from eagle3_kimi.training.config import TrainConfig
+from eagle3_kimi.target_sizes import TargetSizes
+from eagle3_kimi.training.config import LiveOptions, TrainConfig
+from eagle3_kimi.training.online import OnlineFeatures
+from eagle3_kimi.training.ring import RingFeatures
+from eagle3_kimi.training.sources import FeatureSource, Split, StoredFeatures
 from eagle3_kimi.training.spans import SPAN_NAMES, read_span_kinds
 from eagle3_kimi.training.ttt import TrainingTimeTest
 
 
-def check_manifest(manifest: StoreManifest, target: Target, path: Path) -> None:
-    """Refuses a store that was not proven to hold this target's states.
+def open_features(config: TrainConfig, live: LiveOptions, target: Target) -> FeatureSource:
+    """Where the run's features come from. Called by every launched process.
 
     Raises:
-        DataError: no contract check, a failed one, or another target.
+        UsageError: options that contradict each other, or a limit, a disk or GPUs that are too small.
+        DataError: a store that is not proven, or not the target's; a damaged data set.
     """
-    if not (manifest.contract or {}).get("passed"):
-        came = (
-            "has no contract check" if manifest.contract is None else f"failed its contract check: {manifest.contract}"
-        )
-        raise DataError(f"the feature store {path} {came}; training on unproven states is refused: extract it again")
-    expected = (target.revision, target.hidden_size, target.vocab_size, target.num_layers)
-    came_from = (manifest.target_revision, manifest.hidden_size, manifest.vocab_size, manifest.num_layers)
-    if expected != came_from:
-        raise DataError(
-            f"the feature store {path} holds states of {manifest.target} (revision, hidden size, vocabulary, layers: "
-            f"{came_from}), the target is {target.name} {expected}"
-        )
+    dataset = live.dataset
+    if dataset is None:
+        if config.store is None:
+            raise UsageError("expected --store DIR, or --dataset DIR with --max-disk SIZE or --online; none came")
+        return StoredFeatures(config.store, target, Ranks.join(1))
+    if live.online and config.store is not None:
+        raise UsageError(f"--online keeps nothing on the disk: leave out --store {config.store}")
+    ranks = Ranks.join(live.tensor_parallel_size)
+    if live.online and ranks.device.type == "cuda":
+        live = _share_gpu(config, live, target, ranks)
+    extraction = Extraction(
+        live, dataset, target, ranks, max_length=config.max_length, sleeps=live.max_disk is not None
+    )
+    if live.max_disk is None:
+        return OnlineFeatures(extraction, max_length=config.max_length)
+    return RingFeatures(
+        extraction,
+        config.store or config.output / "parts",
+        parse_size(live.max_disk),
+        max_length=config.max_length,
+        step_tokens=config.batch_tokens,
+    )
+
+
+def _share_gpu(config: TrainConfig, live: LiveOptions, target: Target, ranks: Ranks) -> LiveOptions:
+    """Keeps the engine to the memory that the trainer leaves; refuses what does not fit."""
+    request = PlanRequest(
+        target=TargetSizes(name=target.name, config=target.config),
+        samples=1,
+        mean_tokens=config.max_length,
+        answer_share=1.0,
+        num_gpus=ranks.world_size,
+        gpu_bytes=torch.cuda.get_device_properties(ranks.device).total_memory,
+        ttt_steps=config.ttt_steps,
+        micro_batch_tokens=config.micro_batch_tokens,
+        trained=describe_drafter(
+            config, target, config.draft_vocab_size or target.vocab_size, live.aux_layer_ids or (1, 2, 3)
+        ),
+    )
+    share = check_online(request, live.tensor_parallel_size)
+    return replace(live, engine_args={"gpu_memory_utilization": share, **live.engine_args})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +85,7 @@ class DraftVocab:
     """`measure_coverage` of the validation split (of the training split if there is none)."""
 
 
-def open_draft_vocab(config: TrainConfig, target: Target, train: FeatureStore, validation: FeatureStore) -> DraftVocab:
+def open_draft_vocab(config: TrainConfig, target: Target, train: Split, validation: Split) -> DraftVocab:
     """The run's `vocab_map.safetensors`, built first if there is none (so: the main process first).
 
     It keeps the most frequent supervised tokens of the training split, and the control markers however rare.
@@ -71,9 +108,9 @@ def open_draft_vocab(config: TrainConfig, target: Target, train: FeatureStore, v
     return DraftVocab(vocab_map=vocab_map, coverage=coverage)
 
 
-def measure_coverage(store: FeatureStore, vocab_map: VocabMap, vocab_size: int) -> dict[str, float]:
+def measure_coverage(split: Split, vocab_map: VocabMap, vocab_size: int) -> dict[str, float]:
     """Share of a split's supervised tokens inside the draft vocabulary: `all`, and each part of an answer there is."""
-    counts = _count_supervised(store, vocab_size)
+    counts = _count_supervised(split, vocab_size)
     parts = {"all": counts.sum(dim=0), **dict(zip(SPAN_NAMES, counts, strict=True))}
     return {name: compute_coverage(part, vocab_map) for name, part in parts.items() if name == "all" or part.any()}
 
@@ -87,17 +124,7 @@ def build_training_module(
     config: TrainConfig, target: Target, vocab_map: VocabMap, manifest: StoreManifest
 ) -> TrainingTimeTest:
     """The drafter, initialised from the target's embedding, head rows and final norm, inside its training-time test."""
-    draft_model = DraftModel(
-        DrafterConfig.for_target(
-            target.config,
-            draft_vocab_size=len(vocab_map.target_ids),
-            aux_layer_ids=manifest.aux_layer_ids,
-            num_attention_heads=config.num_attention_heads,
-            num_key_value_heads=config.num_key_value_heads,
-            head_dim=config.head_dim,
-            intermediate_size=config.intermediate_size,
-        )
-    )
+    draft_model = DraftModel(describe_drafter(config, target, len(vocab_map.target_ids), manifest.aux_layer_ids))
     dtype = torch.float32 if config.precision == "fp32" else torch.bfloat16
     head = target.read_tensor("lm_head", vocab_map.target_ids).to(dtype)
     final_norm = target.read_tensor("final_norm").float()
@@ -119,10 +146,28 @@ def build_training_module(
     )
 
 
-def _count_supervised(store: FeatureStore, vocab_size: int) -> Tensor:
+def describe_drafter(
+    config: TrainConfig, target: Target, draft_vocab_size: int, aux_layer_ids: tuple[int, ...]
+) -> DrafterConfig:
+    """The drafter's configuration: the run's sizes, else the target's."""
+    return DrafterConfig.for_target(
+        target.config,
+        draft_vocab_size=draft_vocab_size,
+        aux_layer_ids=aux_layer_ids,
+        num_attention_heads=config.num_attention_heads,
+        num_key_value_heads=config.num_key_value_heads,
+        head_dim=config.head_dim,
+        intermediate_size=config.intermediate_size,
+    )
+
+
+def _count_supervised(split: Split, vocab_size: int) -> Tensor:
     """int64 [spans, V]: tokens that a chain may predict, all of an output but its first, which the target samples."""
     counts = count_tokens(
-        (read_span_kinds(sample) * vocab_size + sample.token_ids[sample.num_prompt_tokens + 1 :] for sample in store),
+        (
+            read_span_kinds(sample) * vocab_size + sample.token_ids[sample.num_prompt_tokens + 1 :]
+            for sample in map(split.__getitem__, range(len(split)))
+        ),
         len(SPAN_NAMES) * vocab_size,
     )
     return counts.view(len(SPAN_NAMES), vocab_size)

@@ -8,39 +8,48 @@ import logging
 import math
 from collections.abc import Iterator
 from dataclasses import asdict
+from functools import partial
+from itertools import islice
 from typing import Any
 
 import torch
 import yaml
 from accelerate import Accelerator
 from torch import Tensor
-from torch.utils.data import DataLoader
 
 from eagle3_kimi.drafter.export import write_drafter
-from eagle3_kimi.hidden_states.store import FeatureStore
 from eagle3_kimi.target import Target, resolve_target
-from eagle3_kimi.training.batches import MicroBatches, PackedBatch, deal, plan_epoch, select_held_out, select_trainable
+from eagle3_kimi.training.batches import PackedBatch, cut_batches, plan_epoch, select_held_out, select_trainable
 from eagle3_kimi.training.checkpoint import check_rate_continues, load_checkpoint, save_checkpoint
-from eagle3_kimi.training.config import TrainConfig
+from eagle3_kimi.training.config import LiveOptions, TrainConfig
+from eagle3_kimi.training.feed import StepInput, feed_steps
 from eagle3_kimi.training.launch import build_accelerator, start_tracker
 from eagle3_kimi.training.log import MetricsLog, describe_chains, write_text
 from eagle3_kimi.training.metrics import Counts
 from eagle3_kimi.training.progress import TrainProgress
-from eagle3_kimi.training.setup import build_training_module, check_manifest, open_draft_vocab
+from eagle3_kimi.training.ring import set_aside
+from eagle3_kimi.training.setup import build_training_module, open_draft_vocab, open_features
+from eagle3_kimi.training.sources import FeatureSource
 from eagle3_kimi.training.step import FiniteGuard, StepTrace, apply_gradients
 
 logger = logging.getLogger(__name__)
 
 
-def train_drafter(config: TrainConfig) -> dict[str, Any]:
+def train_drafter(config: TrainConfig, live: LiveOptions | None = None) -> dict[str, Any]:
     """Trains, evaluates and exports; the content of `training.json`. A run that was interrupted goes on from its last
     checkpoint, a finished one is reused.
 
+    Args:
+        config: the run.
+        live: how hidden states are made on the way; None where the run has a store.
+
     Raises:
-        DataError: the store is not proven, not of this target, or empty.
-        UsageError: the world size, the precision, the strategy or the output folder is not the run's.
+        DataError: the states are not proven, not of this target, or there are none.
+        UsageError: the world size, the precision, the strategy or the output folder is not the run's; what --max-disk
+            or --online asks for does not fit.
         RunStopped: the loss or the gradient is not finite; names the samples.
     """
+    live = live or LiveOptions()
     accelerator = build_accelerator(
         expected_world_size=config.expected_world_size,
         precision=config.precision,
@@ -48,10 +57,16 @@ def train_drafter(config: TrainConfig) -> dict[str, Any]:
         output=config.output,
     )
     target = resolve_target(config.target, trust_remote_code=config.trust_remote_code)
-    train = FeatureStore(config.store, split="train")
-    validation = FeatureStore(config.store, split="validation")
-    check_manifest(train.manifest, target, config.store)
-    identity = config.identity(train.fingerprint, target.revision)
+    with open_features(config, live, target) as source:
+        plain = {**config.as_plain(), **live.as_plain()}
+        return _train_on(source, config, accelerator, target, plain)
+
+
+def _train_on(
+    source: FeatureSource, config: TrainConfig, accelerator: Accelerator, target: Target, plain: dict[str, Any]
+) -> dict[str, Any]:
+    """`train_drafter` on a source of features; `plain` is for config.yaml."""
+    identity = config.identity(source.train.fingerprint, target.revision)
     summary_file = config.output / "training.json"
     if summary_file.is_file():
         summary: dict[str, Any] = json.loads(summary_file.read_text(encoding="utf-8"))
@@ -61,8 +76,8 @@ def train_drafter(config: TrainConfig) -> dict[str, Any]:
     accelerator.wait_for_everyone()
     if accelerator.is_main_process:
         config.output.mkdir(parents=True, exist_ok=True)
-        write_text(config.output / "config.yaml", yaml.safe_dump(config.as_plain(), sort_keys=False))
-    run = _Run(config, accelerator, target, train, validation, identity)
+        write_text(config.output / "config.yaml", yaml.safe_dump(plain, sort_keys=False))
+    run = _Run(config, accelerator, target, source, identity)
     summary = run.train()
     if accelerator.is_main_process:
         write_text(summary_file, json.dumps(summary, indent=2))
@@ -78,12 +93,11 @@ class _Run:
         config: TrainConfig,
         accelerator: Accelerator,
         target: Target,
-        train: FeatureStore,
-        validation: FeatureStore,
+        source: FeatureSource,
         identity: str,
     ) -> None:
         self.config, self.accelerator, self.target, self.identity = config, accelerator, target, identity
-        self.train_store, self.validation_store = train, validation
+        self.source, train, validation = source, source.train, source.validation
         indices, self.refused = select_trainable(train, config.max_length)
         self.held_out, self.refused_validation = select_held_out(validation, config.max_length)
         for split, refused in (("train", self.refused), ("validation", self.refused_validation)):
@@ -109,6 +123,7 @@ class _Run:
         )
         self.model, self.optimizer = accelerator.prepare(module, optimizer)
         self.parameters = list(self.model.parameters())
+        self.aside = partial(set_aside, self.model, self.optimizer, accelerator.device)
 
     def train(self) -> dict[str, Any]:
         """Runs the steps that are left and everything after them."""
@@ -122,10 +137,9 @@ class _Run:
         start_tracker(self.accelerator, config.as_plain(), name=name, identity=self.identity, first=first)
         log = MetricsLog(config.output / "metrics.jsonl", first, active=main, track=self.accelerator.log)
         guard = FiniteGuard()
-        loader, counts = self._load(self.train_store, self.plan[first:])
-        batches = iter(loader)
+        steps = self._feed("train", self.plan, start=first)
         with TrainProgress(total, first, active=main) as progress:
-            for step, micro_batches in enumerate(counts, start=first + 1):
+            for step, (batches, micro_batches) in enumerate(steps, start=first + 1):
                 rate = compute_learning_rate(step, total, config)
                 totals, trace = self._step(step, batches, micro_batches, rate)
                 guard.add(trace)
@@ -184,28 +198,27 @@ class _Run:
         """Counts over the validation split; None where there is none to judge by."""
         if not self.held_out:
             return None
-        loader, _ = self._load(self.validation_store, [self.held_out])
+        lengths = self.source.validation.lengths
+        steps = cut_batches(self.held_out, lengths, batch_tokens=self.config.batch_tokens)
         totals = torch.zeros((), dtype=torch.float64, device=self.accelerator.device)
-        for batch in loader:
-            totals = totals + self.model(batch.to(self.accelerator.device))[1]
+        for batches, micro_batches in self._feed("validation", steps):
+            for batch in islice(batches, micro_batches):
+                totals = totals + self.model(batch.to(self.accelerator.device))[1]
         return Counts.unpack(self.accelerator.reduce(totals, reduction="sum").cpu())
 
-    def _load(self, store: FeatureStore, batches: list[list[int]]) -> tuple[DataLoader[PackedBatch], list[int]]:
-        """This rank's micro-batches of some global batches, and how many each of those has here."""
-        world, rank = self.accelerator.num_processes, self.accelerator.process_index
-        dealt = [
-            deal(batch, store.lengths, micro_batch_tokens=self.config.micro_batch_tokens, world_size=world)[rank::world]
-            for batch in batches
-        ]
-        dataset = MicroBatches(
-            store,
-            [part for parts in dealt for part in parts],
-            self.config.ttt_steps,
-            aux_width=len(store.manifest.aux_layer_ids) * store.manifest.hidden_size,
-            hidden_size=store.manifest.hidden_size,
+    def _feed(self, split: str, batches: list[list[int]], *, start: int = 0) -> Iterator[StepInput]:
+        config = self.config
+        return feed_steps(
+            self.source,
+            split,
+            batches,
+            micro_batch_tokens=config.micro_batch_tokens,
+            world_size=self.accelerator.num_processes,
+            ttt_steps=config.ttt_steps,
+            num_workers=config.num_workers,
+            start=start,
+            aside=self.aside,
         )
-        loader: DataLoader[PackedBatch] = DataLoader(dataset, batch_size=None, num_workers=self.config.num_workers)
-        return loader, [len(parts) for parts in dealt]
 
     def _describe_origin(self) -> dict[str, Any]:
         target = {"target": self.target.name, "target_revision": self.target.revision}

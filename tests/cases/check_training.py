@@ -54,6 +54,10 @@ class _Samples(list[FeatureSample]):
     def lengths(self) -> list[int]:
         return [len(sample.token_ids) for sample in self]
 
+    @property
+    def prompt_lengths(self) -> list[int]:
+        return [sample.num_prompt_tokens for sample in self]
+
 
 def _batch_loss(given: Came, came: Came) -> None:
     """The division of loss and gradients by the supervised tokens, through a batch that may have none."""

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from eagle3_kimi.drafter.rows import PackedRows
 from eagle3_kimi.evaluation.drafting import load_draft_model
-from eagle3_kimi.hidden_states.capture import CaptureRequest, TransformersSource
+from eagle3_kimi.hidden_states.capture import CaptureRequest
+from eagle3_kimi.hidden_states.transformers_source import TransformersSource
 from eagle3_kimi.target import Target
 
 

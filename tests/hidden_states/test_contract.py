@@ -13,9 +13,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from eagle3_kimi.errors import DataError
-from eagle3_kimi.hidden_states.capture import CaptureRequest, TransformersSource
+from eagle3_kimi.hidden_states.capture import CaptureRequest
 from eagle3_kimi.hidden_states.contract import ContractReport, ContractSample, check_contract
 from eagle3_kimi.hidden_states.target_head import TargetHead
+from eagle3_kimi.hidden_states.transformers_source import TransformersSource
 from eagle3_kimi.target import Target
 from tests.hidden_states.random_target import generate_rows, save_random_target
 from tests.hidden_states.tiny_answers import TinyAnswers

@@ -9,12 +9,13 @@ import pytest
 import torch
 
 from eagle3_kimi.errors import DataError, RunStopped, UsageError
-from eagle3_kimi.hidden_states.capture import CaptureRequest, TransformersSource
+from eagle3_kimi.hidden_states.capture import CaptureRequest
 from eagle3_kimi.hidden_states.capture_config import CaptureConfig
 from eagle3_kimi.hidden_states.one_pass import OnePassStore, read_sample
 from eagle3_kimi.hidden_states.samples import Sample
 from eagle3_kimi.hidden_states.sink import CapturedStates
 from eagle3_kimi.hidden_states.store import FeatureFormat, FeatureStore, StoreManifest
+from eagle3_kimi.hidden_states.transformers_source import TransformersSource
 from eagle3_kimi.target import Target
 from tests.hidden_states.random_target import AUX_LAYER_IDS, save_random_target
 

@@ -12,14 +12,15 @@ import torch
 from eagle3_kimi.errors import DataError, RunStopped
 from eagle3_kimi.hidden_states.capture import CaptureRequest, StateSource
 from eagle3_kimi.hidden_states.config import ExtractConfig
-from eagle3_kimi.hidden_states.extract import build_manifest, extract_hidden_states, open_source
+from eagle3_kimi.hidden_states.extract import extract_hidden_states
+from eagle3_kimi.hidden_states.extraction import build_manifest, open_source
 from eagle3_kimi.hidden_states.ranks import Ranks
 from eagle3_kimi.hidden_states.samples import SampleReader
 from eagle3_kimi.hidden_states.share import ShareRun
 from eagle3_kimi.hidden_states.sink import CapturedStates
 from eagle3_kimi.hidden_states.store import FeatureStore, StoreManifest
 from eagle3_kimi.target import Target
-from eagle3_kimi.training.setup import check_manifest
+from eagle3_kimi.training.sources import check_manifest
 from tests.hidden_states.random_target import AUX_LAYER_IDS, save_rows
 
 Damage = Callable[[CapturedStates], CapturedStates]
@@ -34,13 +35,11 @@ class DamagedSource:
 
     def __post_init__(self) -> None:
         self.layer_ids = self.whole.layer_ids
+        self.sleep, self.wake, self.close = self.whole.sleep, self.whole.wake, self.whole.close
 
     def capture(self, requests: Iterable[CaptureRequest]) -> Iterator[CapturedStates]:
         for states in self.whole.capture(requests):
             yield self.damage.get(states.id, lambda came: came)(states)
-
-    def close(self) -> None:
-        self.whole.close()
 
 
 def _change(states: CapturedStates, change: Callable[[torch.Tensor], torch.Tensor]) -> CapturedStates:
@@ -82,8 +81,8 @@ def run(config: ExtractConfig, target: Target, damage: dict[str, Damage]) -> tup
     reader, ranks = SampleReader(config.dataset), Ranks(0, 1, 1, torch.device("cpu"))
     manifest = build_manifest(config, target, reader)
     source = DamagedSource(open_source(config, target, manifest, ranks, longest=200), damage)
-    share = ShareRun(config, target, reader, manifest, ranks, source)
-    share.extract(reader.refs)
+    share = ShareRun(config, target, reader, manifest, ranks, source, asked=len(reader.refs), refused=set())
+    share.extract(reader.refs, config.output)
     return share, manifest
 
 

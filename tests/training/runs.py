@@ -48,9 +48,9 @@ def read_losses(output: Path) -> list[float]:
     return losses
 
 
-def assert_same_run(output: Path, reference: Path) -> None:
+def assert_same_run(output: Path, reference: Path, *, atol: float = 1e-4) -> None:
     """The same losses at every step and the same exported weights, to float tolerance."""
     torch.testing.assert_close(torch.tensor(read_losses(output)), torch.tensor(read_losses(reference)))
     ours, theirs = (load_file(folder / "export" / "model.safetensors") for folder in (output, reference))
     for name, tensor in theirs.items():
-        torch.testing.assert_close(ours[name], tensor, rtol=1e-3, atol=1e-4)
+        torch.testing.assert_close(ours[name], tensor, rtol=1e-3, atol=atol)

@@ -15,6 +15,10 @@ class Samples(list):
     def lengths(self) -> list[int]:
         return [len(sample.token_ids) for sample in self]
 
+    @property
+    def prompt_lengths(self) -> list[int]:
+        return [sample.num_prompt_tokens for sample in self]
+
 
 def test_every_sample_once_and_the_order_follows_the_seed() -> None:
     lengths = [5 + 7 * i % 23 for i in range(50)]
