@@ -58,7 +58,7 @@ def open_draft_vocab(config: TrainConfig, target: Target, train: FeatureStore, v
     """
     size = config.draft_vocab_size or target.vocab_size
     forced: tuple[int, ...] = ()
-    if size < target.vocab_size:
+    if size < target.vocab_size and config.force_markers:
         forced = target.load_protocol(target.load_tokenizer()).markers.forced_draft_ids
     file = config.output / "vocab_map.safetensors"
     if not file.is_file():
