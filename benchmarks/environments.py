@@ -31,7 +31,8 @@ def make_environment(name: str, folder: Path, pip_options: list[str]) -> Path:
     content = "\n".join([*needs, *package])
     if not finished.exists() or finished.read_text(encoding="utf-8") != content:
         print(f"making the environment of {name} in {folder / name}", file=sys.stderr)
-        venv.create(folder / name, with_pip=True)
+        if not finished.exists():
+            venv.create(folder / name, with_pip=True, clear=True)
         pip = [str(python), "-m", "pip", "install", "--quiet", *pip_options]
         subprocess.run([*pip, *needs], check=True)
         subprocess.run([*pip, "--no-deps", *package], check=True)

@@ -116,6 +116,21 @@ class DraftModel(nn.Module):
         self.lm_head.weight.copy_(lm_head)
         self.norm.weight.copy_(final_norm)
 
+    @torch.no_grad()
+    def start_near_target(self, *, aux_size: float) -> None:
+        """Starts as the target's head on the deepest aux state, instead of on random numbers.
+
+        `fc` passes that state on and leaves the others out, and the layer adds nothing yet. So the state is in the
+        space that the head reads, and all that is left to learn is one token's step ahead.
+
+        Args:
+            aux_size: typical size of a channel of that state; the fused state's becomes 1.
+        """
+        self.fc.weight.zero_()
+        self.fc.weight[:, -self.config.hidden_size :].fill_diagonal_(1 / aux_size)
+        self.midlayer.self_attn.o_proj.weight.zero_()
+        self.midlayer.mlp.down_proj.weight.zero_()
+
     @property
     def draft_to_target(self) -> Tensor:
         """int64 [D]: the target's id of each draft id."""

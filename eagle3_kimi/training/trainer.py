@@ -20,6 +20,7 @@ from eagle3_kimi.drafter.export import write_drafter
 from eagle3_kimi.hidden_states.store import FeatureStore
 from eagle3_kimi.target import Target, resolve_target
 from eagle3_kimi.training.batches import MicroBatches, PackedBatch, deal, plan_epoch, select_held_out, select_trainable
+from eagle3_kimi.training.channels import ChannelRates, measure_channel_sizes
 from eagle3_kimi.training.checkpoint import check_rate_continues, load_checkpoint, save_checkpoint
 from eagle3_kimi.training.config import TrainConfig
 from eagle3_kimi.training.launch import build_accelerator, start_tracker
@@ -98,7 +99,8 @@ class _Run:
         ][: config.max_steps]
         with accelerator.main_process_first():
             self.vocab = open_draft_vocab(config, target, train, validation)
-        module = build_training_module(config, target, self.vocab.vocab_map, train.manifest)
+        sizes = measure_channel_sizes(train, indices)
+        module = build_training_module(config, target, self.vocab.vocab_map, train.manifest, channel_sizes=sizes)
         self.drafter_config = module.draft_model.config
         optimizer = torch.optim.AdamW(
             module.parameters(),
@@ -109,6 +111,8 @@ class _Run:
         )
         self.model, self.optimizer = accelerator.prepare(module, optimizer)
         self.parameters = list(self.model.parameters())
+        (fc,) = [weight for name, weight in self.model.named_parameters() if name.endswith("fc.weight")]
+        self.channel_rates = ChannelRates(fc, sizes.to(accelerator.device))
 
     def train(self) -> dict[str, Any]:
         """Runs the steps that are left and everything after them."""
@@ -176,6 +180,7 @@ class _Run:
             world_size=self.accelerator.num_processes,
             max_grad_norm=self.config.max_grad_norm,
             learning_rate=rate,
+            channel_rates=self.channel_rates,
         )
         return totals, StepTrace(step=step, loss_sum=totals[0], grad_norm=norm, micro_batches=traced)
 
