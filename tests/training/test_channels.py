@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+from eagle3_kimi.hidden_states.store import FeatureSample
 from eagle3_kimi.training.channels import ChannelRates, measure_channel_sizes
 from eagle3_kimi.training.step import apply_gradients
 from tests.training.toy import AUX, HIDDEN, ToyTarget
@@ -24,7 +25,7 @@ class ToySamples:
     def __len__(self) -> int:
         return len(self.samples)
 
-    def __getitem__(self, i: int):  # noqa: ANN204 - a FeatureSample
+    def __getitem__(self, i: int) -> FeatureSample:
         return self.samples[i]
 
 
