@@ -6,7 +6,7 @@ import logging
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, islice
 from pathlib import Path
 
@@ -100,13 +100,15 @@ class ShareRun:
         first = next(features, None)  # the contract holds now: a fault leaves no store
         if not self._ranks.is_leader:
             return
-        size = self._options.max_shard_bytes
+        assert self._report is not None  # what `compute` begins with
+        contract, size = self._report.as_dict(), self._options.max_shard_bytes
+        manifest = replace(self._manifest, contract=contract)  # whichever leader comes first writes the same
         with (
-            FeatureStoreWriter(output, self._manifest, rank=self._ranks.group, max_shard_bytes=size) as writer,
+            FeatureStoreWriter(output, manifest, rank=self._ranks.group, max_shard_bytes=size) as writer,
             Progress("hidden states", total=len(share), active=True) as progress,
         ):
-            if self._ranks.rank == 0 and self._report is not None:
-                update_manifest(output, contract=self._report.as_dict())
+            if self._ranks.rank == 0:
+                update_manifest(output, contract=contract)
             for sample in chain(() if first is None else (first,), features):
                 writer.add(sample, checked=True)
                 self._show(progress, len(share))

@@ -94,9 +94,6 @@ class RingFeatures:
             if part.stop <= start:
                 continue
             indices = sorted(set().union(*samples[part.start : part.stop]))
-            if ranks.rank == 0:
-                size = show_size(sum(sizes[index] for index in indices))
-                logger.info("%s, steps %d to %d: %d samples, %s", split, part.start + 1, part.stop, len(indices), size)
             folder = self._extract(split, [refs[index] for index in indices], aside)
             store = FeatureStore(folder)
             check_manifest(store.manifest, self._extraction.target, folder)
@@ -115,6 +112,9 @@ class RingFeatures:
             self._delete(split, keep=folder)
         if whole:
             return folder
+        if self._ranks.rank == 0:
+            size = show_size(sum(self._sizes[ref.id] for ref in refs))
+            logger.info("a part of the %s split: %d samples, %s", split, len(refs), size)
         remaining = find_remaining(folder, self._extraction.manifest, refs)
         with aside():
             self._extraction.write(remaining, folder)

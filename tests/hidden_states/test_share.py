@@ -77,8 +77,10 @@ def config(random_target: Target, greedy_dataset: Path, tmp_path: Path) -> Extra
     )
 
 
-def run(config: ExtractConfig, target: Target, damage: dict[str, Damage]) -> tuple[ShareRun, StoreManifest]:
-    reader, ranks = SampleReader(config.dataset), Ranks(0, 1, 1, torch.device("cpu"))
+def run(
+    config: ExtractConfig, target: Target, damage: dict[str, Damage], *, rank: int = 0
+) -> tuple[ShareRun, StoreManifest]:
+    reader, ranks = SampleReader(config.dataset), Ranks(rank, 1, 1, torch.device("cpu"))
     manifest = build_manifest(config, target, reader)
     source = DamagedSource(open_source(config, target, manifest, ranks, longest=200), damage)
     share = ShareRun(config, target, reader, manifest, ranks, source, asked=len(reader.refs), refused=set())
@@ -111,6 +113,14 @@ def test_bad_states_are_refused_and_counted(
     refusals = [record.message for record in caplog.records if record.message.startswith("refused")]
     assert sorted(text.split()[2].strip(":") for text in refusals) == sorted(bad)
     assert all(message in text for text in refusals)
+
+
+def test_any_leader_may_be_the_first_to_open_the_store(config: ExtractConfig, random_target: Target) -> None:
+    """The contract that all have agreed on is there whoever writes the manifest, and however late."""
+    run(config, random_target, {}, rank=1)
+    contract = FeatureStore(config.output).manifest.contract
+    assert contract is not None
+    assert contract["passed"]
 
 
 def test_more_bad_states_than_allowed_stop_the_run(config: ExtractConfig, random_target: Target) -> None:
