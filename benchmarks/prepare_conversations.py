@@ -26,38 +26,13 @@ import subprocess
 import sys
 import tempfile
 import time
-import venv
 from pathlib import Path
 from typing import Any
 
+from environments import PEERS, make_environment
 from preparation.rows import write_rows
 
 HERE = Path(__file__).parent / "preparation"
-_SHARED = ("datasets==5.1.0", "jinja2", "psutil", "pydantic", "pyyaml", "requests")
-PEERS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
-    "speculators": (
-        ("speculators==0.9.0", "hs-connectors==0.9.0"),
-        ("torch==2.13.0", "transformers==5.19.0", "pydantic-settings", "httpx", "aiohttp", "openai", "loguru", "click",
-         "typer", "rich", "protobuf", *_SHARED),
-    ),
-    "specforge": (("specforge==0.2.0",), ("torch==2.11.0", "transformers==5.8.1", *_SHARED)),
-}  # fmt: skip
-"""Name -> the package, without dependencies, and what its preparation imports, as it pins it: no serving engine."""
-
-
-def make_environment(name: str, folder: Path, pip_options: list[str]) -> Path:
-    """The peer's Python, in an environment that is made once."""
-    python = folder / name / "bin" / "python"
-    finished = folder / name / "finished"
-    if not finished.exists():
-        package, needs = PEERS[name]
-        print(f"making the environment of {name} in {folder / name}", file=sys.stderr)
-        venv.create(folder / name, with_pip=True, clear=True)
-        pip = [str(python), "-m", "pip", "install", "--quiet", *pip_options]
-        subprocess.run([*pip, *needs], check=True)
-        subprocess.run([*pip, "--no-deps", *package], check=True)
-        finished.touch()
-    return python
 
 
 def run_once(python: Path | str, name: str, rows: Path, tokenizer: Path, num_proc: int) -> dict[str, Any]:

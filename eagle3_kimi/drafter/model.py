@@ -116,6 +116,25 @@ class DraftModel(nn.Module):
         self.lm_head.weight.copy_(lm_head)
         self.norm.weight.copy_(final_norm)
 
+    @torch.no_grad()
+    def start_near_target(self, *, aux_size: float) -> None:
+        """Changes the random start so that the drafter begins as the target's head on the deepest aux state.
+
+        `fc` passes that state on and leaves the others out, and the layer adds nothing yet: the state is in the space
+        that the head reads, and what is left to learn is one token's step ahead. That token's embedding comes in
+        through attention alone, so each query adds its own key: a row starts by attending to itself.
+
+        Args:
+            aux_size: typical size of a channel of that state; the fused state's becomes 1.
+        """
+        self.fc.weight.zero_()
+        self.fc.weight[:, -self.config.hidden_size :].fill_diagonal_(1 / aux_size)
+        attention, groups = self.midlayer.self_attn, self.config.num_attention_heads // self.config.num_key_value_heads
+        keys = attention.k_proj.weight.unflatten(0, (-1, self.config.head_dim))
+        attention.q_proj.weight.add_(keys.repeat_interleave(groups, dim=0).flatten(0, 1))
+        attention.o_proj.weight.zero_()
+        self.midlayer.mlp.down_proj.weight.zero_()
+
     @property
     def draft_to_target(self) -> Tensor:
         """int64 [D]: the target's id of each draft id."""

@@ -60,11 +60,18 @@ class AcceptanceRequest:
     dtype: str = "float32"
     """Of weights and activations; in float32 rounding does not change greedy text."""
     seed: int = 0
+    stop_token_ids: tuple[int, ...] = ()
+    """Ids that end an answer; empty: those of the target's reasoning protocol, which must then have one."""
+
+    def find_stop_ids(self, target: Target) -> tuple[int, ...]:
+        """The request's own, or the protocol's."""
+        return self.stop_token_ids or target.load_protocol(target.load_tokenizer()).markers.stop_token_ids
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> AcceptanceRequest:
         """Reads what `dataclasses.asdict` gave."""
-        ids = {name: tuple(map(tuple, values[name])) for name in ("prompts", "reference")}
+        ids: dict[str, Any] = {name: tuple(map(tuple, values[name])) for name in ("prompts", "reference")}
+        ids["stop_token_ids"] = tuple(values["stop_token_ids"])
         return cls(**{**values, **ids, "questions": tuple(map(Question.from_json, values["questions"]))})
 
 
@@ -160,6 +167,7 @@ def measure_acceptance(
     max_model_len: int = 1024,
     dtype: str = "float32",
     seed: int = 0,
+    stop_token_ids: Sequence[int] = (),
 ) -> AcceptanceReport:
     """Decodes `prompts` in a process of its own, with the drafter or plainly.
 
@@ -175,6 +183,7 @@ def measure_acceptance(
         max_model_len: longest prompt plus answer.
         dtype: of weights and activations.
         seed: of sampling.
+        stop_token_ids: end an answer; those of the target's protocol by default.
 
     Raises:
         UsageError: no prompts, or no drafter in `drafter_dir`.
@@ -199,6 +208,7 @@ def measure_acceptance(
         max_model_len=max_model_len,
         dtype=dtype,
         seed=seed,
+        stop_token_ids=tuple(stop_token_ids),
     )
     (report,) = measure_together([request], log=log)
     return report

@@ -103,7 +103,7 @@ def load_draft_model(path: Path, target: Target, *, dtype: torch.dtype = torch.f
 
 
 def export_untrained_drafter(trained: Path, out_dir: Path, *, target: Target, seed: int) -> None:
-    """Writes the drafter that training would have started from: what every gain is measured against.
+    """Writes a drafter that has learnt nothing, under the target's head: what every gain is measured against.
 
     Args:
         trained: an exported drafter, for its sizes and vocabulary map.

@@ -56,7 +56,7 @@ class VllmDecoder:
         )
         self._has_drafter = request.drafter is not None
         self._taken: list[float] = []
-        self._stop_ids = list(target.load_protocol(target.load_tokenizer()).markers.stop_token_ids)
+        self._stop_ids = list(request.find_stop_ids(target))
         self.version = vllm.__version__
         self.device = str(self._llm.llm_engine.vllm_config.device_config.device_type)
         self._run([[0, 1, 2]], temperature=0.0, max_tokens=_WARM_UP_TOKENS, ignore_eos=True)

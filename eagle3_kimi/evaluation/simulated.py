@@ -49,7 +49,7 @@ class SimulatedDecoder:
                     f"aux layer id {self._drafter.config.aux_layer_ids[-1]} is the state after the last layer, which "
                     "transformers shows after the final norm only; measure this drafter with vLLM"
                 )
-        self._stop = frozenset(target.load_protocol(target.load_tokenizer()).markers.stop_token_ids)
+        self._stop = frozenset(request.find_stop_ids(target))
         self._accepted_counts: list[int] = []
         self._num_speculative_tokens = 0
         self.version = transformers.__version__

@@ -57,7 +57,8 @@ def run(requests: Sequence[AcceptanceRequest]) -> list[AcceptanceReport]:
         check_export(Path(first.drafter), target, engines=("vllm",) if first.engine == "vllm" else ENGINES)
     decoder = _open_decoder(target, first)
     tokenizer = target.load_tokenizer()
-    protocol = target.load_protocol(tokenizer)
+    asks = any(request.questions for request in requests)
+    protocol = target.load_protocol(tokenizer) if asks else None
     reports = [measure(decoder, request, tokenizer, protocol) for request in requests]
     decoder.close()
     return reports
@@ -74,9 +75,9 @@ def _open_decoder(target: Target, request: AcceptanceRequest) -> Decoder:
 
 
 def measure(
-    decoder: Decoder, request: AcceptanceRequest, tokenizer: Any, protocol: ReasoningProtocol
+    decoder: Decoder, request: AcceptanceRequest, tokenizer: Any, protocol: ReasoningProtocol | None
 ) -> AcceptanceReport:
-    """Decodes the request's prompts, or asks its questions, and reads what the engine counted meanwhile."""
+    """Decodes the request's prompts, or asks its questions (by `protocol`), and reads what the engine counted."""
     seconds = 0.0
 
     def decode(prompts: Sequence[Sequence[int]]) -> list[Decoding]:
@@ -88,6 +89,7 @@ def measure(
 
     decoder.take_counters()
     if request.questions:
+        assert protocol is not None  # `run` has loaded it
         answers = _ask(request, tokenizer, protocol, decode)
     else:
         answers = Answers(prompts=[list(ids) for ids in request.prompts], decodings=decode(request.prompts))

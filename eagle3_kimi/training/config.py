@@ -31,6 +31,8 @@ class TrainConfig:
 
     draft_vocab_size: int | None = None
     """Most frequent target ids the drafter may propose; None: all of them."""
+    force_markers: bool = True
+    """The think, end-of-turn and tool markers are among them however rare; false for a target without such markers."""
     num_attention_heads: int | None = None
     """None: the target's."""
     num_key_value_heads: int | None = None

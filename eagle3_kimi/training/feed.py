@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Sequence
 
 from torch.utils.data import DataLoader
 
+from eagle3_kimi.hidden_states.feature_sample import FeatureSample
 from eagle3_kimi.training.batches import MicroBatches, PackedBatch, deal
 from eagle3_kimi.training.sources import Aside, FeatureSource, Split
 
@@ -54,3 +56,11 @@ def feed_steps(
         for step in part.micro_batches:
             yield packed, len(step)
         next(packed, None)  # there is none, which ends the workers: they have the part open
+
+
+def read_everywhere(source: FeatureSource, indices: Sequence[int], *, world_size: int) -> Iterator[FeatureSample]:
+    """Some training samples' features, the same on every rank, before there is a model to be set aside."""
+    steps = [[[index]] * world_size for index in indices]
+    for part in source.parts("train", steps, start=0, aside=contextlib.nullcontext):
+        for micro_batch in (micro_batch for step in part.micro_batches for micro_batch in step):
+            yield from (part.samples[index] for index in micro_batch)

@@ -95,7 +95,7 @@ def open_draft_vocab(config: TrainConfig, target: Target, train: Split, validati
     """
     size = config.draft_vocab_size or target.vocab_size
     forced: tuple[int, ...] = ()
-    if size < target.vocab_size:
+    if size < target.vocab_size and config.force_markers:
         forced = target.load_protocol(target.load_tokenizer()).markers.forced_draft_ids
     file = config.output / "vocab_map.safetensors"
     if not file.is_file():
@@ -121,9 +121,12 @@ def needs_final_norm(manifest: StoreManifest) -> bool:
 
 
 def build_training_module(
-    config: TrainConfig, target: Target, vocab_map: VocabMap, manifest: StoreManifest
+    config: TrainConfig, target: Target, vocab_map: VocabMap, manifest: StoreManifest, *, channel_sizes: Tensor
 ) -> TrainingTimeTest:
-    """The drafter, initialised from the target's embedding, head rows and final norm, inside its training-time test."""
+    """The drafter, initialised from the target's embedding, head rows and final norm, inside its training-time test.
+
+    `channel_sizes`: float32 [A*H], of `measure_channel_sizes`.
+    """
     draft_model = DraftModel(describe_drafter(config, target, len(vocab_map.target_ids), manifest.aux_layer_ids))
     dtype = torch.float32 if config.precision == "fp32" else torch.bfloat16
     head = target.read_tensor("lm_head", vocab_map.target_ids).to(dtype)
@@ -131,6 +134,7 @@ def build_training_module(
     draft_model.initialise(
         embed_tokens=target.read_tensor("embed_tokens").to(dtype), lm_head=head, final_norm=final_norm, seed=config.seed
     )
+    draft_model.start_near_target(aux_size=float(channel_sizes[-target.hidden_size :].median()))
     if len(vocab_map.target_ids) < target.vocab_size:
         draft_model.d2t.copy_(vocab_map.d2t)
         draft_model.t2d.copy_(vocab_map.t2d)

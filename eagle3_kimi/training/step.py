@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from eagle3_kimi.errors import RunStopped
+from eagle3_kimi.training.channels import ChannelRates, to_local
 
 _SHOWN_IDS = 16
 
@@ -23,6 +25,7 @@ def apply_gradients(
     world_size: int,
     max_grad_norm: float,
     learning_rate: float,
+    channel_rates: ChannelRates | None = None,
 ) -> Tensor:
     """One optimizer step; the norm of the gradient before clipping (scalar on the device).
 
@@ -36,21 +39,20 @@ def apply_gradients(
         world_size: ranks that were averaged over.
         max_grad_norm: gradients are clipped to it.
         learning_rate: of this step.
+        channel_rates: for the weight that fuses the aux states.
     """
     scale = world_size / supervised_tokens.clamp_min(1)
-    gradients = [_local(parameter.grad) for parameter in parameters if parameter.grad is not None]
+    gradients = [to_local(parameter.grad) for parameter in parameters if parameter.grad is not None]
     torch._foreach_mul_(gradients, scale.to(gradients[0].dtype))
+    if channel_rates is not None:
+        channel_rates.scale_gradient()
     norm = nn.utils.clip_grad_norm_(parameters, max_grad_norm)
     for group in optimizer.param_groups:
         group["lr"] = learning_rate
-    optimizer.step()
+    with nullcontext() if channel_rates is None else channel_rates.measured_step():
+        optimizer.step()
     optimizer.zero_grad()
     return norm.full_tensor() if isinstance(norm, DTensor) else norm
-
-
-def _local(gradient: Tensor) -> Tensor:
-    """This rank's part: scaling is the same on all of them."""
-    return gradient.to_local() if isinstance(gradient, DTensor) else gradient
 
 
 @dataclass(frozen=True, kw_only=True)

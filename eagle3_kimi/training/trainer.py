@@ -15,14 +15,16 @@ from typing import Any
 import torch
 import yaml
 from accelerate import Accelerator
+from accelerate.utils import broadcast
 from torch import Tensor
 
 from eagle3_kimi.drafter.export import write_drafter
 from eagle3_kimi.target import Target, resolve_target
 from eagle3_kimi.training.batches import PackedBatch, cut_batches, plan_epoch, select_held_out, select_trainable
+from eagle3_kimi.training.channels import ChannelRates, choose_looked_at, measure_channel_sizes
 from eagle3_kimi.training.checkpoint import check_rate_continues, load_checkpoint, save_checkpoint
 from eagle3_kimi.training.config import LiveOptions, TrainConfig
-from eagle3_kimi.training.feed import StepInput, feed_steps
+from eagle3_kimi.training.feed import StepInput, feed_steps, read_everywhere
 from eagle3_kimi.training.launch import build_accelerator, start_tracker
 from eagle3_kimi.training.log import MetricsLog, describe_chains, write_text
 from eagle3_kimi.training.metrics import Counts
@@ -112,7 +114,9 @@ class _Run:
         ][: config.max_steps]
         with accelerator.main_process_first():
             self.vocab = open_draft_vocab(config, target, train, validation)
-        module = build_training_module(config, target, self.vocab.vocab_map, train.manifest)
+        looked_at = read_everywhere(source, choose_looked_at(indices), world_size=accelerator.num_processes)
+        sizes = broadcast(measure_channel_sizes(looked_at).to(accelerator.device))
+        module = build_training_module(config, target, self.vocab.vocab_map, train.manifest, channel_sizes=sizes.cpu())
         self.drafter_config = module.draft_model.config
         optimizer = torch.optim.AdamW(
             module.parameters(),
@@ -124,6 +128,8 @@ class _Run:
         self.model, self.optimizer = accelerator.prepare(module, optimizer)
         self.parameters = list(self.model.parameters())
         self.aside = partial(set_aside, self.model, self.optimizer, accelerator.device)
+        (fc,) = [weight for name, weight in self.model.named_parameters() if name.endswith("fc.weight")]
+        self.channel_rates = ChannelRates(fc, sizes)
 
     def train(self) -> dict[str, Any]:
         """Runs the steps that are left and everything after them."""
@@ -190,6 +196,7 @@ class _Run:
             world_size=self.accelerator.num_processes,
             max_grad_norm=self.config.max_grad_norm,
             learning_rate=rate,
+            channel_rates=self.channel_rates,
         )
         return totals, StepTrace(step=step, loss_sum=totals[0], grad_norm=norm, micro_batches=traced)
 

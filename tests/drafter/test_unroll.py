@@ -166,3 +166,20 @@ def test_rotation_depends_on_the_distance_alone(scaling: dict | None) -> None:
         for p in (0, 1, 40)
     ]
     torch.testing.assert_close(torch.stack(scores), scores[0].expand(3))
+
+
+def test_near_the_target_the_drafter_is_its_head_on_the_deepest_state_and_a_row_attends_to_itself() -> None:
+    model = build_model(kv_heads=2)
+    model.start_near_target(aux_size=2.0)
+    tokens, aux = torch.arange(9), torch.randn(7, 48, generator=torch.Generator().manual_seed(2))
+    rows = PackedRows.build([(2, 5)], 2)
+    first, second = model.unroll(aux, tokens[1:-1], tokens[3:-1], rows)
+    expected = model.norm(aux[2:, -16:] / 2)
+    torch.testing.assert_close(first, expected)
+    torch.testing.assert_close(second, expected[:-1])
+    joined = model.midlayer.join(torch.randn(64, 16), torch.randn(64, 16))
+    still = model.rotation(torch.zeros(64))
+    queries = model.midlayer.self_attn.queries(joined, still)
+    keys, _ = model.midlayer.self_attn.keys_values(joined, still)
+    scores = torch.einsum("qnc,knc->nqk", queries, keys.repeat_interleave(2, dim=1))
+    assert (scores.argmax(dim=-1) == torch.arange(64)).float().mean() > 0.2  # by chance 1 / 64

@@ -62,7 +62,9 @@ def module(tmp_path: Path) -> TrainingTimeTest:
     config = TrainConfig(store=tmp_path, target="", output=tmp_path, ttt_steps=STEPS, head_dim=8)
     counts = torch.tensor([1] * 16 + [0] * (VOCAB - 16))
     target = TOY.save(tmp_path / "target")
-    return build_training_module(config, target, build_vocab_map(counts, draft_vocab_size=16), toy_manifest(target))
+    vocab_map = build_vocab_map(counts, draft_vocab_size=16)
+    sizes = torch.ones(len(AUX) * HIDDEN)
+    return build_training_module(config, target, vocab_map, toy_manifest(target), channel_sizes=sizes)
 
 
 @pytest.mark.parametrize("store_format", FORMATS, ids=str)

@@ -131,7 +131,7 @@ def test_a_run_that_is_not_finite_stops_before_it_is_saved(toy: tuple[Target, Pa
     name = FeatureStore(toy[1], split="train").ids[third]
     run = write_toy_run(tmp_path / "toy", poisoned=name)
     config = build_config(run, tmp_path / "run", checkpoint_every=1, keep_checkpoints=100, log_every=100)
-    with pytest.raises(RunStopped, match=rf"step 3: the loss is nan.*{name}"):
+    with pytest.raises(RunStopped, match=rf"step 3: .*(nan|inf).*{name}"):
         train_drafter(config)
     assert sorted(path.name for path in (config.output / "checkpoints").iterdir()) == ["step-000001", "step-000002"]
     assert not (config.output / "export").exists()
