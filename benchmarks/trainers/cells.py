@@ -22,9 +22,12 @@ from eagle3_kimi.target import Target
 
 HERE = Path(__file__).parent
 REPOSITORY = HERE.parents[1]
-SPECFORGE_STEP_SAMPLES = 8
-"""SpecForge counts samples, not tokens: about `STEP_TOKENS` of them."""
 STEP_TOKENS = 2048
+"""Of an optimizer step: speculators packs samples into that."""
+OUR_STEP_TOKENS = 2144
+"""Ours keeps the shuffled order, so a step is less full: this budget gives as many steps as speculators makes."""
+SPECFORGE_STEP_SAMPLES = 8
+"""SpecForge counts samples, which have about 256 tokens."""
 MAX_LENGTH = 1024
 RATE, WARM_UP, CLIP = 1e-3, 0.04, 1.0
 """AdamW's peak rate (a cosine to zero follows), the share of the steps that warm up, the gradient's norm."""
@@ -92,8 +95,8 @@ def _train_ours(bench: Bench, cell: Cell, folder: Path, figures: Path) -> None:
         "draft_vocab_size": bench.draft_vocab_size,
         "ttt_steps": cell.ttt_steps,
         "epochs": bench.epochs,
-        "batch_tokens": STEP_TOKENS,
-        "micro_batch_tokens": STEP_TOKENS,
+        "batch_tokens": OUR_STEP_TOKENS,
+        "micro_batch_tokens": OUR_STEP_TOKENS,
         "max_length": MAX_LENGTH,
         "learning_rate": RATE,
         "warmup_ratio": WARM_UP,

@@ -83,10 +83,10 @@ class _HeadLoss(torch.autograd.Function):
                 row_loss, grad = objective(logits, p)
                 scale = valid[judges].float() * step_weights[step]
                 loss += row_loss @ scale
-                if grad_head is not None:
-                    grad = grad.mul_(scale[:, None]).to(weight.dtype)
-                    grad_states[step][low:high] = grad @ weight
-                    grad_head += grad.T @ states[step][low:high]
+                if grad_head is not None:  # scaled where it is H wide, not D
+                    grad, factor = grad.to(weight.dtype), scale.to(weight.dtype)[:, None]
+                    grad_states[step][low:high] = (grad @ weight) * factor
+                    grad_head += grad.T @ (states[step][low:high] * factor)
         if learning:
             ctx.save_for_backward(grad_head, *grad_states)
             ctx.head_dtype = head.dtype
