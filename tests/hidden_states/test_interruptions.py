@@ -45,10 +45,22 @@ def wait_for(file: Path, process: subprocess.Popen[str]) -> None:
         time.sleep(0.05)
 
 
+TWO_REPLICAS = ["--engine", "transformers"]
+ONE_REPLICA = ["--engine", "vllm", "--tensor-parallel-size", "2"]
+
+
 @pytest.mark.multiprocess
 @pytest.mark.kills
+@pytest.mark.parametrize(
+    ("replicas", "writers", "message"),
+    [
+        pytest.param(TWO_REPLICAS, 2, "another process of the run has died", id="two replicas"),
+        # it waits for its peer outside of Python, so that only the launcher can end it, and tells why
+        pytest.param(ONE_REPLICA, 1, "Signal 9 (SIGKILL)", id="one replica", marks=pytest.mark.vllm),
+    ],
+)
 def test_a_killed_rank_stops_the_others_and_the_rerun_completes(
-    random_target: Target, greedy_rows: list[dict], tmp_path: Path
+    random_target: Target, greedy_rows: list[dict], tmp_path: Path, replicas: list[str], writers: int, message: str
 ) -> None:
     rows = [{**row, "id": f"{row['id']}-{copy:02d}"} for copy in range(20) for row in greedy_rows]
     output = tmp_path / "store"
@@ -56,22 +68,23 @@ def test_a_killed_rank_stops_the_others_and_the_rerun_completes(
         sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(ROOT / "accelerate_configs/cpu_2.yaml"),
         str(ROOT / "train/extract_hidden_states.py"), "--output", str(output), "--target", str(random_target.path),
         "--dataset", str(save_rows(rows, tmp_path / "rows")), "--aux-layer-ids", str(list(AUX_LAYER_IDS)),
-        "--engine", "transformers",
+        *replicas,
     ]  # fmt: skip
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
-    slow = ["--max-batched-tokens", "128", "--max-shard-bytes", "1"]  # a forward pass and a shard for every sample
+    # a forward pass and a shard for every few samples
+    slow = ["--max-batched-tokens", "128", "--max-tokens-in-flight", "128", "--max-shard-bytes", "1"]
     run = subprocess.Popen(
         [*command, *slow], env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
     )
-    wait_for(output / "features-r00-00001.json", run)
-    wait_for(output / "features-r01-00001.json", run)
+    for writer in range(writers):
+        wait_for(output / f"features-r{writer:02d}-00001.json", run)
     os.kill(find_rank(1, output), signal.SIGKILL)
     _, messages = run.communicate(timeout=60)
     assert run.returncode != 0
-    assert "another process of the run has died" in messages
+    assert message in messages
     left = check_store(output)
     assert left.ok
-    assert 4 <= left.samples < len(rows)
+    assert 2 * writers <= left.samples < len(rows)
     again = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
     assert again.returncode == 0, again.stderr[-4000:]
     assert FeatureStore(output).ids == sorted(row["id"] for row in rows)
