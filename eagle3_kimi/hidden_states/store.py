@@ -45,7 +45,7 @@ __all__ = [
 ]
 
 
-_MAPPED_BYTES = 64 << 20
+_MAPPED_BYTES = 128 << 20
 """Bytes read through the memory maps before they are closed and opened again. A page that was read stays in the
 process's resident memory as long as its map is open: without this, that of a trainer would grow to the store's size."""
 
