@@ -31,7 +31,10 @@ from trainers.cells import Bench, Cell, train_cell
 from trainers.report import compute_ratios, draw, print_tables, summarise
 from trainers.target import save_smollm2
 
+from eagle3_kimi.drafter.convert import convert_drafter
+from eagle3_kimi.drafter.export import Format
 from eagle3_kimi.evaluation.acceptance import AcceptanceReport, measure_acceptance, save_json
+from eagle3_kimi.hidden_states.store import StoreManifest
 from eagle3_kimi.target import resolve_target
 
 HERE = Path(__file__).parent / "trainers"
@@ -90,13 +93,21 @@ def list_cells(options: argparse.Namespace) -> list[Cell]:
 
 
 def serve(bench: Bench, cell: Cell, held_out: list[list[int]], max_tokens: int) -> AcceptanceReport:
-    """Acceptance of the cell's drafter in vLLM: what is there, or measured now."""
+    """Acceptance of the cell's drafter in vLLM: what is there, or measured now.
+
+    A peer's directory is first written anew, without loss, with each fact under every key that the engine may read.
+    """
     folder = bench.folder(cell)
-    file = folder / "acceptance.json"
+    file, drafter = folder / "acceptance.json", folder / "export"
     if not file.is_file():
+        if cell.trainer != "ours":
+            source, drafter = drafter, folder / "converted"
+            layout: Format = "speculators" if cell.trainer == "speculators" else "eagle3"
+            ids = StoreManifest.load(bench.workdir / "ours").aux_layer_ids
+            convert_drafter(source, drafter, target=bench.target, format=layout, aux_layer_ids=ids)
         report = measure_acceptance(
             bench.target,
-            folder / "export",
+            drafter,
             held_out,
             log=folder / "serve.log",
             num_speculative_tokens=NUM_SPECULATIVE_TOKENS,

@@ -45,6 +45,11 @@ __all__ = [
 ]
 
 
+_MAPPED_BYTES = 128 << 20
+"""Bytes read through the memory maps before they are closed and opened again. A page that was read stays in the
+process's resident memory as long as its map is open: without this, that of a trainer would grow to the store's size."""
+
+
 class FeatureStore:
     """Random access to a store's samples, sorted by id: the order does not depend on who wrote them.
 
@@ -76,6 +81,7 @@ class FeatureStore:
             raise DataError(f"{self.path} holds the sample {twice[0]} twice (and {len(twice) - 1} more)")
         self._checksums = sorted(checksums)
         self._shards: dict[str, Any] = {}
+        self._bytes_read = 0
 
     @cached_property
     def fingerprint(self) -> str:
@@ -87,10 +93,13 @@ class FeatureStore:
 
     def __getitem__(self, i: int) -> FeatureSample:
         shard, entry = self._entries[i]
+        if self._bytes_read > _MAPPED_BYTES:
+            self._shards, self._bytes_read = {}, 0
         if shard not in self._shards:
             self._shards[shard] = safe_open(self.path / shard, framework="pt")
         layout = tensor_layout(self.manifest, entry["num_tokens"], entry["num_prompt_tokens"])
         tensors = {name: self._shards[shard].get_tensor(f"{entry['id']}/{name}") for name in layout}
+        self._bytes_read += sum(tensor.nbytes for tensor in tensors.values())
         return FeatureSample.from_tensors(entry, tensors)
 
     def __iter__(self) -> Iterator[FeatureSample]:

@@ -188,6 +188,28 @@ def test_fingerprint_follows_the_content(tmp_path: Path) -> None:
     assert prints[0] == prints[1] != prints[2]
 
 
+def test_what_was_read_does_not_stay_in_memory(tmp_path: Path) -> None:
+    large = [make_sample(name, length=200_000) for name in "abcdefghijklmnopqrst"]  # 12 MB of states each
+    with FeatureStoreWriter(tmp_path, MANIFEST, max_shard_bytes=40 << 20) as writer:
+        for sample in large:
+            writer.add(sample)
+    store, before = FeatureStore(tmp_path), read_file_backed_megabytes()
+    first = store[0]
+    sizes = []
+    for sample in store:
+        float(sample.aux_hidden_states.sum() + sample.final_hidden_states.sum())
+        sizes.append(read_file_backed_megabytes() - before)
+    assert sum(p.stat().st_size for p in tmp_path.glob("*.safetensors")) > 250 << 20
+    assert max(sizes) < 200
+    assert_same(first, large[0])  # its map was closed meanwhile
+
+
+def read_file_backed_megabytes() -> float:
+    """Resident memory of this process that mirrors files (Linux)."""
+    fields = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    return int(fields["RssFile"].split()[0]) / 1024
+
+
 def test_another_schema_version_is_refused(tmp_path: Path) -> None:
     write(tmp_path, ["a"])
     manifest = json.loads((tmp_path / "store.json").read_text())

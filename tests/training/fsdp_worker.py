@@ -24,6 +24,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 
 from eagle3_kimi.training.batches import PackedBatch, pack
+from eagle3_kimi.training.channels import ChannelRates
 from eagle3_kimi.training.launch import build_fsdp_plugin
 from eagle3_kimi.training.step import apply_gradients
 from eagle3_kimi.training.ttt import TrainingTimeTest
@@ -71,6 +72,7 @@ def take_step(module: TrainingTimeTest, optimizer: torch.optim.Optimizer, step: 
         world_size=1 if rank is None else WORLD,
         max_grad_norm=0.5,
         learning_rate=1e-2,
+        channel_rates=ChannelRates(module.draft_model.fc.weight, torch.linspace(0.5, 2.0, len(AUX) * HIDDEN)),
     )
 
 
