@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -122,13 +121,6 @@ def build_training_module(
         objective=config.objective,
         chunk=config.head_chunk,
     )
-
-
-def group_parameters(module: TrainingTimeTest, *, head_rate: float) -> list[dict[str, Any]]:
-    """The optimizer's groups: all but the head, and the head with its own rate."""
-    head = module.draft_model.lm_head.weight
-    others = [parameter for parameter in module.parameters() if parameter is not head]
-    return [{"params": others}, {"params": [head], "rate": head_rate}]
 
 
 def _count_supervised(store: FeatureStore, vocab_size: int) -> Tensor:

@@ -27,7 +27,7 @@ from eagle3_kimi.training.launch import build_accelerator, start_tracker
 from eagle3_kimi.training.log import MetricsLog, describe_chains, write_text
 from eagle3_kimi.training.metrics import Counts
 from eagle3_kimi.training.progress import TrainProgress
-from eagle3_kimi.training.setup import build_training_module, check_manifest, group_parameters, open_draft_vocab
+from eagle3_kimi.training.setup import build_training_module, check_manifest, open_draft_vocab
 from eagle3_kimi.training.step import FiniteGuard, StepTrace, apply_gradients
 
 logger = logging.getLogger(__name__)
@@ -103,7 +103,7 @@ class _Run:
         module = build_training_module(config, target, self.vocab.vocab_map, train.manifest, channel_sizes=sizes)
         self.drafter_config = module.draft_model.config
         optimizer = torch.optim.AdamW(
-            group_parameters(module, head_rate=config.head_rate),
+            module.parameters(),
             lr=config.learning_rate,
             betas=config.betas,
             weight_decay=config.weight_decay,
