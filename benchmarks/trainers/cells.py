@@ -23,9 +23,7 @@ from eagle3_kimi.target import Target
 HERE = Path(__file__).parent
 REPOSITORY = HERE.parents[1]
 STEP_TOKENS = 2048
-"""Of an optimizer step: speculators packs samples into that."""
-OUR_STEP_TOKENS = 2144
-"""Ours keeps the shuffled order, so a step is less full: this budget gives as many steps as speculators makes."""
+"""Of an optimizer step: whole samples are packed into that."""
 SPECFORGE_STEP_SAMPLES = 8
 """SpecForge counts samples, which have about 256 tokens."""
 MAX_LENGTH = 1024
@@ -95,8 +93,8 @@ def _train_ours(bench: Bench, cell: Cell, folder: Path, figures: Path) -> None:
         "draft_vocab_size": bench.draft_vocab_size,
         "ttt_steps": cell.ttt_steps,
         "epochs": bench.epochs,
-        "batch_tokens": OUR_STEP_TOKENS,
-        "micro_batch_tokens": OUR_STEP_TOKENS,
+        "batch_tokens": STEP_TOKENS,
+        "micro_batch_tokens": STEP_TOKENS,
         "max_length": MAX_LENGTH,
         "learning_rate": RATE,
         "warmup_ratio": WARM_UP,

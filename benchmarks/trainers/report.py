@@ -90,14 +90,14 @@ def draw(entries: Sequence[Row], file: Path) -> None:
 
     names = [f"{entry['trainer']}\nTTT {entry['ttt_steps']}" for entry in entries]
     panels = (
-        ("tokens a CPU second", [entry["tokens_per_cpu_second"] for entry in entries]),
-        ("peak memory above load, MB", [entry["peak_above_load_mb"] for entry in entries]),
-        ("acceptance length (vLLM, k = 3, greedy)", [_mean(entry["acceptance_length"]) for entry in entries]),
+        ("tokens a CPU second", ",.0f", [entry["tokens_per_cpu_second"] for entry in entries]),
+        ("peak memory above load, MB", ",.0f", [entry["peak_above_load_mb"] for entry in entries]),
+        ("acceptance length (vLLM, k = 3, greedy)", ".3f", [_mean(entry["acceptance_length"]) for entry in entries]),
     )
     figure, axes = pyplot.subplots(1, len(panels), figsize=(5 * len(panels), 1 + 0.45 * len(entries)), sharey=True)
-    for axis, (title, values) in zip(axes, panels, strict=True):
+    for axis, (title, form, values) in zip(axes, panels, strict=True):
         bars = axis.barh(names, values, color=["C0" if is_ours(entry) else "C7" for entry in entries])
-        axis.bar_label(bars, [f"{value:.3g}" if value else "" for value in values], padding=2)
+        axis.bar_label(bars, [f"{value:{form}}" if value else "" for value in values], padding=2)
         axis.set_title(title)
         axis.margins(x=0.15)
     axes[0].invert_yaxis()

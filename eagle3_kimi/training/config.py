@@ -66,9 +66,6 @@ class TrainConfig:
 
     learning_rate: float = 1e-4
     """Peak of the schedule."""
-    head_rate: float = 1.0
-    """Rate of the head as a share of the others'. It starts as the target's; at the full rate, little text is learnt by
-    heart."""
     warmup_ratio: float = 0.04
     """Share of the steps with a linearly rising rate; a cosine to zero follows."""
     weight_decay: float = 0.0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -164,13 +163,6 @@ def describe_drafter(
         head_dim=config.head_dim,
         intermediate_size=config.intermediate_size,
     )
-
-
-def group_parameters(module: TrainingTimeTest, *, head_rate: float) -> list[dict[str, Any]]:
-    """The optimizer's groups: all but the head, and the head with its own rate."""
-    head = module.draft_model.lm_head.weight
-    others = [parameter for parameter in module.parameters() if parameter is not head]
-    return [{"params": others}, {"params": [head], "rate": head_rate}]
 
 
 def _count_supervised(split: Split, vocab_size: int) -> Tensor:

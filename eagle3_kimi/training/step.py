@@ -34,7 +34,7 @@ def apply_gradients(
 
     Args:
         parameters: all of them, sharded or not.
-        optimizer: over the same; a group's `rate` is its share of the learning rate.
+        optimizer: over the same.
         supervised_tokens: scalar, of all ranks.
         world_size: ranks that were averaged over.
         max_grad_norm: gradients are clipped to it.
@@ -48,7 +48,7 @@ def apply_gradients(
         channel_rates.scale_gradient()
     norm = nn.utils.clip_grad_norm_(parameters, max_grad_norm)
     for group in optimizer.param_groups:
-        group["lr"] = learning_rate * group.get("rate", 1.0)
+        group["lr"] = learning_rate
     with nullcontext() if channel_rates is None else channel_rates.measured_step():
         optimizer.step()
     optimizer.zero_grad()

@@ -30,7 +30,7 @@ from eagle3_kimi.training.log import MetricsLog, describe_chains, write_text
 from eagle3_kimi.training.metrics import Counts
 from eagle3_kimi.training.progress import TrainProgress
 from eagle3_kimi.training.ring import set_aside
-from eagle3_kimi.training.setup import build_training_module, group_parameters, open_draft_vocab, open_features
+from eagle3_kimi.training.setup import build_training_module, open_draft_vocab, open_features
 from eagle3_kimi.training.sources import FeatureSource
 from eagle3_kimi.training.step import FiniteGuard, StepTrace, apply_gradients
 
@@ -119,7 +119,7 @@ class _Run:
         module = build_training_module(config, target, self.vocab.vocab_map, train.manifest, channel_sizes=sizes.cpu())
         self.drafter_config = module.draft_model.config
         optimizer = torch.optim.AdamW(
-            group_parameters(module, head_rate=config.head_rate),
+            module.parameters(),
             lr=config.learning_rate,
             betas=config.betas,
             weight_decay=config.weight_decay,

@@ -9,10 +9,8 @@ import torch
 from torch import nn
 
 from eagle3_kimi.errors import RunStopped
-from eagle3_kimi.training.setup import group_parameters
 from eagle3_kimi.training.step import FiniteGuard, StepTrace, apply_gradients
 from tests.training.launching import ENVIRONMENT
-from tests.training.toy import build_toy_module
 
 
 def apply(gradients: list[list[float]], **options: float) -> tuple[list[list[float]], float]:
@@ -46,28 +44,6 @@ def test_the_norm_is_clipped_after_the_division() -> None:
 
 def test_a_step_without_supervised_tokens_changes_nothing() -> None:
     assert apply([[0.0, 0.0]], supervised=0.0) == ([[0.0, 0.0]], 0.0)
-
-
-def test_a_group_has_its_share_of_the_learning_rate() -> None:
-    others, head = nn.Parameter(torch.zeros(1)), nn.Parameter(torch.zeros(1))
-    others.grad, head.grad = torch.ones(1), torch.ones(1)
-    apply_gradients(
-        [others, head],
-        torch.optim.SGD([{"params": [others]}, {"params": [head], "rate": 0.25}], lr=123.0),
-        supervised_tokens=torch.tensor(1.0),
-        world_size=1,
-        max_grad_norm=1e9,
-        learning_rate=2.0,
-    )
-    assert (others.item(), head.item()) == (-2.0, -0.5)
-
-
-def test_the_head_is_a_group_of_its_own() -> None:
-    module = build_toy_module(ttt_steps=1)
-    others, head = group_parameters(module, head_rate=0.5)
-    assert [id(weight) for weight in head["params"]] == [id(module.draft_model.lm_head.weight)]
-    assert head["rate"] == 0.5
-    assert len(others["params"]) == len(list(module.parameters())) - 1
 
 
 def build_trace(step: int, *, losses: dict[tuple[str, ...], float], norm: float = 1.0) -> StepTrace:
