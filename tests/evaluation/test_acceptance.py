@@ -48,6 +48,12 @@ def test_requests_and_reports_survive_their_files(tmp_path: Path) -> None:
     assert AcceptanceRequest.from_json(json.loads(json.dumps(asdict(request)))) == request
 
 
+def test_stop_ids_of_a_target_without_think_markers_are_the_callers(tmp_path: Path) -> None:
+    request = AcceptanceRequest(target="plain", prompts=((1, 2),), stop_token_ids=(2,))
+    assert AcceptanceRequest.from_json(json.loads(json.dumps(asdict(request)))) == request
+    assert request.find_stop_ids(Target(name="plain", path=tmp_path, revision="0")) == (2,)  # nothing is read
+
+
 def test_a_wrong_call_is_one_sentence(tmp_path: Path) -> None:
     target = Target(name="here", path=tmp_path, revision="0")
     with pytest.raises(UsageError, match="at least one prompt"):

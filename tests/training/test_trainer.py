@@ -23,7 +23,7 @@ from eagle3_kimi.training.batches import deal, plan_epoch, select_trainable
 from eagle3_kimi.training.checkpoint import check_rate_continues
 from eagle3_kimi.training.config import TrainConfig
 from eagle3_kimi.training.exporting import export_checkpoint
-from eagle3_kimi.training.setup import measure_coverage
+from eagle3_kimi.training.setup import measure_coverage, open_draft_vocab
 from eagle3_kimi.training.trainer import compute_learning_rate, train_drafter
 from tests.training.launching import ENVIRONMENT, ROOT, launch
 from tests.training.runs import assert_same_run, build_config, read_losses, write_run_file
@@ -105,6 +105,17 @@ def test_a_finished_run_is_reused(toy: tuple[Target, Path], reference: Path) -> 
     summary = train_drafter(build_config(toy, reference))
     assert summary["steps"] == 9
     assert (reference / "training.json").stat().st_mtime_ns == written
+
+
+def test_a_target_without_think_markers_has_a_draft_vocabulary_without_them(
+    toy: tuple[Target, Path], tmp_path: Path
+) -> None:
+    """The toy target has no tokenizer that could name any."""
+    config = build_config(toy, tmp_path, draft_vocab_size=16, force_markers=False)
+    train, validation = (FeatureStore(toy[1], split=split) for split in ("train", "validation"))
+    vocab = open_draft_vocab(config, toy[0], train, validation)
+    assert len(vocab.vocab_map.target_ids) == 16
+    assert 0 < vocab.coverage["all"] <= 1
 
 
 def test_the_trackers_curve_is_the_files(toy: tuple[Target, Path], tmp_path: Path) -> None:
