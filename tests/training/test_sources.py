@@ -236,7 +236,7 @@ def test_two_processes_train_online_on_one_copy_of_the_target(
     file.write_text(yaml.safe_dump({**run.as_plain(), **options.as_plain()}))
     code, printed = launch("cpu_2.yaml", [], ["--config", str(file)])
     assert code == 0, printed
-    assert_same_run(run.output, stored, atol=1e-3)  # nine steps on another engine's float32 states
+    assert_same_run(run.output, stored, loss_rtol=1e-3, atol=5e-3)  # nine steps on another engine's float32 states
     assert_same_summary(run.output, stored)
 
 
