@@ -212,10 +212,16 @@ def test_killed_the_store_holds_no_more_than_the_journal_and_the_next_run_makes_
     def stored() -> set[str]:
         return set(FeatureStore(store).ids) if (store / "store.json").exists() else set()
 
-    while process.poll() is None and not (stored() and len(journaled()) > len(stored()) + 1):
+    # looked at while it stands still: between a look and the kill it could write a shard
+    running, ahead = psutil.Process(process.pid), False
+    while process.poll() is None and not ahead:
+        running.resume()
         time.sleep(0.005)
+        running.suspend()
+        os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+        ahead = bool(stored()) and len(journaled()) > len(stored())
     assert process.poll() is None, (tmp_path / "log").read_text()[-3000:]
-    children = psutil.Process(process.pid).children(recursive=True)
+    children = running.children(recursive=True)
     process.kill()
     process.wait()
     assert psutil.wait_procs(children, timeout=30)[1] == []
