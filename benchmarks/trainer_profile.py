@@ -1,4 +1,4 @@
-"""Where the trainer's time goes: the share of matrix products, and what longer documents cost.
+"""Where the trainer's time goes: what its matrix products take alone, and what longer documents cost.
 
     OMP_NUM_THREADS=1 python benchmarks/trainer_profile.py
 
@@ -110,6 +110,32 @@ def measure_shares(step: Step, batch: PackedBatch) -> dict[str, float]:
     return {name: value / total for name, value in sorted(own.items(), key=lambda item: -item[1])}
 
 
+def list_products(step: Step, batch: PackedBatch) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Random factors of the sizes of each matrix product in a step."""
+    with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as profiler:
+        step(batch)
+    products = []
+    for event in profiler.key_averages(group_by_input_shape=True):
+        if event.key in PRODUCTS:
+            left, right = [torch.randn(shape) for shape in event.input_shapes if len(shape) > 1][-2:]
+            products += [(left, right)] * event.count
+    return products
+
+
+def measure_products_alone(step: Step, batch: PackedBatch, repeats: int) -> float:
+    """CPU time of a step's matrix products with nothing in between, over that of the step: median of turns."""
+    products = list_products(step, batch)
+    ratios = []
+    for _ in range(repeats):
+        started = time.process_time()
+        step(batch)
+        between = time.process_time()
+        for left, right in products:
+            torch.matmul(left, right)
+        ratios.append((time.process_time() - between) / (between - started))
+    return statistics.median(ratios)
+
+
 def main() -> None:
     """Parses and prints."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -126,7 +152,10 @@ def main() -> None:
             taken[length] = measure_cpu_seconds(step, batch, options.repeats) / batch.num_tokens
             print(f"TTT {ttt_steps}, documents of {length}: {1 / taken[length]:.0f} tokens a CPU second")
         print(f"  longest over shortest, time a token: {taken[max(taken)] / taken[min(taken)]:.2f}")
-        shares = measure_shares(step, build_batch(min(taken), options.tokens, ttt_steps))
+        batch = build_batch(min(taken), options.tokens, ttt_steps)
+        alone = measure_products_alone(step, batch, options.repeats)
+        print(f"  its matrix products alone take {alone:.2f} of the time of a step with the shortest")
+        shares = measure_shares(step, batch)
         products = sum(share for name, share in shares.items() if name in PRODUCTS)
         attention = sum(share for name, share in shares.items() if ATTENTION in name)
         print(f"  matrix products {products:.0%}, flash attention {attention:.0%}; the rest:")

@@ -25,7 +25,7 @@ from safetensors.torch import save_file
 from eagle3_kimi.drafter.vocab import VocabMap, build_vocab_map, count_tokens
 from eagle3_kimi.hidden_states.capture import CaptureRequest, StateSource
 from eagle3_kimi.hidden_states.config import ExtractConfig
-from eagle3_kimi.hidden_states.extract import build_manifest, open_source
+from eagle3_kimi.hidden_states.extraction import build_manifest, open_source
 from eagle3_kimi.hidden_states.ranks import Ranks
 from eagle3_kimi.hidden_states.samples import SampleReader, plan_shares
 from eagle3_kimi.hidden_states.share import ShareRun
