@@ -8,25 +8,19 @@ At step k a row attends to the keys of step 0 up to its own, and to one key of e
     row 2    x x x .              . . x .          . . x .
     row 3    x x x x              . . . x          . . . x
 
-The right-hand blocks are diagonals: k scores a row, not a matrix. So the attention is flash attention over the step-0
-keys, merged with those scores by log-sum-exp. Queries are the supervised rows alone, a suffix of their document; flash
-attention over a document is therefore itself merged of two parts, all of the context and the causal square:
-
-                 context   supervised
-    supervised   x x x  |  x . .
-                 x x x  |  x x .
-                 x x x  |  x x x
+The right-hand blocks are diagonals: k scores a row, not a matrix. So the attention is causal flash attention over the
+step-0 keys, merged with those scores by log-sum-exp. Queries are the supervised rows alone, the last ones of their
+document.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from eagle3_kimi.drafter.flash import flash_backward, flash_forward
+from eagle3_kimi.drafter import flash_cpu, flash_cuda
 from eagle3_kimi.drafter.rows import Document
 
 
@@ -51,16 +45,8 @@ class _MergedAttention(torch.autograd.Function):
     def forward(
         ctx: Any, q: Tensor, keys: Tensor, values: Tensor, documents: tuple[Document, ...], *diagonals: Tensor
     ) -> Tensor:
-        out = torch.empty_like(q)
-        lse = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device)
-        for rows, context, square in _parts(documents, steps=len(diagonals) // 2):
-            part, part_lse = flash_forward(q[rows], keys[square], values[square], causal=True)
-            if context.stop > context.start:
-                other, other_lse = flash_forward(q[rows], keys[context], values[context], causal=False)
-                merged = torch.logaddexp(part_lse, other_lse)
-                part = part * _weight(part_lse, merged, q) + other * _weight(other_lse, merged, q)
-                part_lse = merged
-            out[rows], lse[rows] = part, part_lse
+        flash = flash_cuda if q.is_cuda else flash_cpu
+        out, lse = flash.forward(q, keys, values, documents, step=len(diagonals) // 2)
         if diagonals:
             scores = _diagonal_scores(q, diagonals[0::2])
             merged = torch.logaddexp(lse, scores.logsumexp(dim=-1))
@@ -76,16 +62,10 @@ class _MergedAttention(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         q, keys, values, out, lse, *diagonals = ctx.saved_tensors
         grad = grads[0].contiguous()
-        grad_q, grad_keys, grad_values = torch.zeros_like(q), torch.zeros_like(keys), torch.zeros_like(values)
-        for rows, context, square in _parts(ctx.documents, steps=len(diagonals) // 2):
-            for seen, causal in ((square, True), (context, False)):
-                if seen.stop > seen.start:
-                    dq, dk, dv = flash_backward(
-                        grad[rows], q[rows], keys[seen], values[seen], out[rows], lse[rows], causal=causal
-                    )
-                    grad_q[rows] += dq
-                    grad_keys[seen] = dk
-                    grad_values[seen] = dv
+        flash = flash_cuda if q.is_cuda else flash_cpu
+        grad_q, grad_keys, grad_values = flash.backward(
+            grad, q, keys, values, out, lse, ctx.documents, step=len(diagonals) // 2
+        )
         grad_diagonals: list[Tensor] = []
         if diagonals:
             scale = q.shape[-1] ** -0.5
@@ -99,17 +79,6 @@ class _MergedAttention(torch.autograd.Function):
                 grad_diagonals.append(_fold(grad_score * q, key))
                 grad_diagonals.append(_fold(probability.to(q.dtype)[..., None] * grad, value))
         return grad_q, grad_keys, grad_values, None, *grad_diagonals
-
-
-def _parts(documents: tuple[Document, ...], *, steps: int) -> Iterator[tuple[slice, slice, slice]]:
-    """For each document that step `steps` reaches: its query rows, its context keys, the keys of the causal square."""
-    first = 0
-    for document in documents:
-        count = document.supervised - steps
-        if count > 0:
-            middle = document.start + document.context
-            yield slice(first, first + count), slice(document.start, middle), slice(middle, middle + count)
-            first += count
 
 
 def _diagonal_scores(q: Tensor, keys: tuple[Tensor, ...] | list[Tensor]) -> Tensor:
