@@ -19,6 +19,7 @@ import argparse
 import os
 import statistics
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +30,12 @@ from datasets import Dataset, DatasetDict
 from one_pass import MAX_MODEL_LEN, Cost, Meter, Work, make_work
 from vllm import LLM, SamplingParams
 
+from eagle3_kimi.hidden_states import encode
 from eagle3_kimi.hidden_states.config import CaptureOptions
 from eagle3_kimi.hidden_states.extraction import Extraction
 from eagle3_kimi.hidden_states.ranks import Ranks
 from eagle3_kimi.hidden_states.samples import SampleRef, plan_shares
+from eagle3_kimi.hidden_states.target_head import TargetHead
 
 
 def open_prefill(work: Work) -> LLM:
@@ -92,6 +95,47 @@ def extract(extraction: Extraction, refs: list[SampleRef], store: Path) -> Cost:
     return meter.stop()
 
 
+class Stages:
+    """CPU seconds inside some functions of this process, without what is nested in them."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._nested = 0.0
+
+    def watch(self, owner: Any, name: str, stage: str) -> None:
+        """Replaces a function by one that is timed."""
+        function = getattr(owner, name)
+
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            outside, self._nested = self._nested, 0.0
+            started = time.thread_time()
+            try:
+                return function(*args, **kwargs)
+            finally:
+                taken = time.thread_time() - started
+                self.seconds[stage] = self.seconds.get(stage, 0.0) + taken - self._nested
+                self._nested = outside + taken
+
+        setattr(owner, name, timed)
+
+    def show(self, cpu_seconds: float) -> str:
+        """Their shares."""
+        shares = {stage: seconds / cpu_seconds for stage, seconds in self.seconds.items()}
+        shares["the engine and all else"] = 1 - sum(shares.values())
+        return ", ".join(f"{stage} {share:.0%}" for stage, share in shares.items())
+
+
+def watch_encoding() -> Stages:
+    """What extraction adds to a prefill, in the one thread that does it."""
+    stages = Stages()
+    stages.watch(TargetHead, "logits", "the target's head")
+    stages.watch(TargetHead, "find_top", "its most likely tokens")
+    stages.watch(TargetHead, "argmax", "its choice")
+    stages.watch(encode, "quantize", "fp8")
+    stages.watch(encode.FeatureEncoder, "encode", "other encoding")
+    return stages
+
+
 def main() -> None:
     """Parses, generates, lets both take turns."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -118,6 +162,7 @@ def main() -> None:
         prefill(engine, extraction, refs)
         tokens = sum(ref.num_tokens - 1 for ref in refs)
         rounds = []
+        stages = watch_encoding()
         for number in range(options.repeats):
             first = extract(extraction, refs, folder / f"store-{number}") if number % 2 else None
             alone = prefill(engine, extraction, refs)
@@ -135,6 +180,7 @@ def main() -> None:
         f"extraction has {statistics.median(clock):.2f} of prefill's tokens a second ({min(clock):.2f} to "
         f"{max(clock):.2f}), {statistics.median(processor):.2f} by the processor"
     )
+    print(f"extraction's processor time: {stages.show(sum(whole.cpu_seconds for _, whole in rounds))}")
     print(f"peak memory: {quarter.peak_mb:.0f} MB for a quarter of the samples, {rounds[-1][1].peak_mb:.0f} MB for all")
 
 
