@@ -13,6 +13,10 @@ from eagle3_kimi.drafter.attention import attend
 from eagle3_kimi.drafter.config import DrafterConfig
 from eagle3_kimi.drafter.rope import build_inverse_frequencies, compute_rotation, rotate
 from eagle3_kimi.drafter.rows import PackedRows
+from eagle3_kimi.drafter.target_mlp import TargetMLP
+
+_MLP_SHARE = 0.3
+"""Of the target's MLP in the drafter's at the start: the whole of it learns more slowly (benchmarks/README.md)."""
 
 
 class Attention(nn.Module):
@@ -117,15 +121,17 @@ class DraftModel(nn.Module):
         self.norm.weight.copy_(final_norm)
 
     @torch.no_grad()
-    def start_near_target(self, *, aux_size: float) -> None:
+    def start_near_target(self, *, aux_size: float, mlp: TargetMLP | None = None) -> None:
         """Changes the random start so that the drafter begins as the target's head on the deepest aux state.
 
-        `fc` passes that state on and leaves the others out, and the layer adds nothing yet: the state is in the space
-        that the head reads, and what is left to learn is one token's step ahead. That token's embedding comes in
+        `fc` passes that state on and leaves the others out, and the attention adds nothing yet: the state is in the
+        space that the head reads, and what is left to learn is one token's step ahead. That token's embedding comes in
         through attention alone, so each query adds its own key: a row starts by attending to itself.
 
         Args:
             aux_size: typical size of a channel of that state; the fused state's becomes 1.
+            mlp: of a target layer above that state. The drafter's MLP starts as a share of it, as far as it has
+                channels; without one it adds nothing yet.
         """
         self.fc.weight.zero_()
         self.fc.weight[:, -self.config.hidden_size :].fill_diagonal_(1 / aux_size)
@@ -133,7 +139,14 @@ class DraftModel(nn.Module):
         keys = attention.k_proj.weight.unflatten(0, (-1, self.config.head_dim))
         attention.q_proj.weight.add_(keys.repeat_interleave(groups, dim=0).flatten(0, 1))
         attention.o_proj.weight.zero_()
-        self.midlayer.mlp.down_proj.weight.zero_()
+        own = self.midlayer.mlp
+        own.down_proj.weight.zero_()
+        if mlp is not None:
+            channels = min(len(mlp.gate), len(own.gate_proj.weight))
+            own.gate_proj.weight[:channels] = mlp.gate[:channels]
+            own.up_proj.weight[:channels] = mlp.up[:channels]
+            own.down_proj.weight[:, :channels] = mlp.down[:, :channels] * (_MLP_SHARE / aux_size)
+            self.midlayer.post_attention_layernorm.weight.copy_(mlp.norm)
 
     @property
     def draft_to_target(self) -> Tensor:

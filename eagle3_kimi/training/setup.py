@@ -9,6 +9,7 @@ from torch import Tensor
 
 from eagle3_kimi.drafter.config import DrafterConfig
 from eagle3_kimi.drafter.model import DraftModel
+from eagle3_kimi.drafter.target_mlp import TargetMLP
 from eagle3_kimi.drafter.vocab import VocabMap, build_vocab_map, compute_coverage, count_tokens, vocab_fingerprint
 from eagle3_kimi.errors import UsageError
 from eagle3_kimi.hidden_states.disk import parse_size
@@ -134,7 +135,10 @@ def build_training_module(
     draft_model.initialise(
         embed_tokens=target.read_tensor("embed_tokens").to(dtype), lm_head=head, final_norm=final_norm, seed=config.seed
     )
-    draft_model.start_near_target(aux_size=float(channel_sizes[-target.hidden_size :].median()))
+    draft_model.start_near_target(
+        aux_size=float(channel_sizes[-target.hidden_size :].median()),
+        mlp=TargetMLP.read(target, min(manifest.aux_layer_ids[-1] + 1, target.num_layers - 1)),
+    )
     if len(vocab_map.target_ids) < target.vocab_size:
         draft_model.d2t.copy_(vocab_map.d2t)
         draft_model.t2d.copy_(vocab_map.t2d)

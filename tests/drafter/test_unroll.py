@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 import torch
 import torch.nn.functional as F
+from safetensors.torch import save_file
 from torch import Tensor
 
 from eagle3_kimi.drafter.attention import attend
@@ -12,6 +16,8 @@ from eagle3_kimi.drafter.config import DrafterConfig
 from eagle3_kimi.drafter.model import DraftModel
 from eagle3_kimi.drafter.rope import rotate
 from eagle3_kimi.drafter.rows import PackedRows
+from eagle3_kimi.drafter.target_mlp import TargetMLP
+from eagle3_kimi.target import Target, resolve_target
 from tests.largest_tensor import LargestTensor
 
 
@@ -183,3 +189,49 @@ def test_near_the_target_the_drafter_is_its_head_on_the_deepest_state_and_a_row_
     keys, _ = model.midlayer.self_attn.keys_values(joined, still)
     scores = torch.einsum("qnc,knc->nqk", queries, keys.repeat_interleave(2, dim=1))
     assert (scores.argmax(dim=-1) == torch.arange(64)).float().mean() > 0.2  # by chance 1 / 64
+
+
+@pytest.mark.parametrize("channels", [24, 7, 40], ids=["of the same size", "a small expert", "a large one"])
+def test_near_the_target_the_mlp_is_a_share_of_the_targets(channels: int) -> None:
+    """In the units of the target: its state, and what its own MLP would add to that."""
+    model, generator = build_model(), torch.Generator().manual_seed(3)
+    norm = torch.rand(16, generator=generator) + 0.5
+    gate, up = torch.randn(2, channels, 16, generator=generator)
+    down = torch.randn(16, channels, generator=generator)
+    model.start_near_target(aux_size=2.0, mlp=TargetMLP(norm=norm, gate=gate, up=up, down=down))
+    aux = torch.randn(7, 48, generator=generator)
+    (found,) = model.unroll(aux, torch.arange(7), torch.arange(5), PackedRows.build([(2, 5)], 1))
+    state = aux[2:, -16:]
+    x = F.rms_norm(state, (16,), norm, 1e-6)
+    used = slice(min(channels, 24))
+    added = (F.silu(x @ gate[used].T) * (x @ up[used].T)) @ down[:, used].T
+    torch.testing.assert_close(found, model.norm(state + 0.3 * added), rtol=1e-4, atol=1e-4)
+
+
+def test_of_a_layer_of_experts_the_shared_ones_are_the_start(tiny_target: Path) -> None:
+    target = resolve_target(tiny_target)
+    dense, experts = TargetMLP.read(target, 0), TargetMLP.read(target, 3)
+    assert dense is not None
+    assert experts is not None
+    sizes = target.config["intermediate_size"], target.config["moe_intermediate_size"]
+    assert (len(dense.gate), len(experts.gate)) == sizes
+    shared = target.read_named_tensor("model.layers.3.mlp.shared_experts.down_proj.weight")
+    assert torch.equal(experts.down, shared.float())
+
+
+def test_packed_weights_and_other_activations_are_no_start(tmp_path: Path) -> None:
+    names = [f"language_model.model.layers.1.mlp.{part}_proj.weight" for part in ("gate", "up", "down")]
+    names.append("language_model.model.layers.1.post_attention_layernorm.weight")
+    target = write_target(tmp_path / "plain", names)
+    assert TargetMLP.read(target, 1) is not None
+    assert TargetMLP.read(target, 0) is None
+    assert TargetMLP.read(write_target(tmp_path / "gelu", names, hidden_act="gelu"), 1) is None
+    packed = [name.replace("weight", "weight_packed") for name in names]
+    assert TargetMLP.read(write_target(tmp_path / "packed", packed), 1) is None
+
+
+def write_target(folder: Path, names: list[str], **config: object) -> Target:
+    folder.mkdir()
+    save_file({name: torch.ones(4, 4) for name in names}, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps({"hidden_size": 4, **config}))
+    return resolve_target(folder)
