@@ -20,8 +20,6 @@ import argparse
 import os
 import statistics
 import tempfile
-import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -29,18 +27,14 @@ os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
 
 import torch
 from datasets import Dataset, DatasetDict
+from encoding_stages import CONTRACT, watch_encoding
 from one_pass import MAX_MODEL_LEN, Cost, Meter, Work, make_work
 from vllm import LLM, SamplingParams
 
-from eagle3_kimi.hidden_states import encode
 from eagle3_kimi.hidden_states.config import CaptureOptions
-from eagle3_kimi.hidden_states.contract import ContractCheck
 from eagle3_kimi.hidden_states.extraction import Extraction
 from eagle3_kimi.hidden_states.ranks import Ranks
 from eagle3_kimi.hidden_states.samples import SampleRef, plan_shares
-from eagle3_kimi.hidden_states.target_head import TargetHead
-
-CONTRACT = "the contract"
 
 
 def open_prefill(work: Work) -> LLM:
@@ -100,54 +94,6 @@ def extract(extraction: Extraction, refs: list[SampleRef], store: Path) -> Cost:
     return meter.stop()
 
 
-class Stages:
-    """Seconds inside some functions of this process, without those of others that they call."""
-
-    def __init__(self) -> None:
-        self.cpu_seconds: dict[str, float] = {}
-        self.seconds: dict[str, float] = {}
-        self._thread = threading.local()
-
-    def watch(self, owner: Any, name: str, stage: str, *, whole: bool = False) -> None:
-        """Replaces a function by one that is timed; `whole` includes all that it calls."""
-        function = getattr(owner, name)
-
-        def timed(*args: Any, **kwargs: Any) -> Any:
-            outside = getattr(self._thread, "inside", 0.0)  # None: in a function that is timed as a whole
-            if outside is None:
-                return function(*args, **kwargs)
-            self._thread.inside = None if whole else 0.0
-            started, clock = time.thread_time(), time.perf_counter()
-            try:
-                return function(*args, **kwargs)
-            finally:
-                taken = time.thread_time() - started
-                own = taken - (self._thread.inside or 0.0)
-                self.cpu_seconds[stage] = self.cpu_seconds.get(stage, 0.0) + own
-                self.seconds[stage] = self.seconds.get(stage, 0.0) + time.perf_counter() - clock
-                self._thread.inside = outside + taken
-
-        setattr(owner, name, timed)
-
-    def show(self, cpu_seconds: float) -> str:
-        """Their shares."""
-        shares = {stage: seconds / cpu_seconds for stage, seconds in self.cpu_seconds.items()}
-        shares["the engine and all else"] = 1 - sum(shares.values())
-        return ", ".join(f"{stage} {share:.0%}" for stage, share in shares.items())
-
-
-def watch_extraction() -> Stages:
-    """What extraction adds to a prefill."""
-    stages = Stages()
-    stages.watch(ContractCheck, "check", CONTRACT, whole=True)
-    stages.watch(TargetHead, "logits", "the target's head")
-    stages.watch(TargetHead, "find_top", "its most likely tokens")
-    stages.watch(TargetHead, "argmax", "its choice")
-    stages.watch(encode, "quantize", "fp8")
-    stages.watch(encode.FeatureEncoder, "encode", "other encoding")
-    return stages
-
-
 def main() -> None:
     """Parses, generates, lets both take turns."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -173,7 +119,7 @@ def main() -> None:
         quarter = extract(extraction, refs[: len(refs) // 4], folder / "quarter")
         prefill(engine, extraction, refs)
         tokens = sum(ref.num_tokens - 1 for ref in refs)
-        rounds, stages = [], watch_extraction()
+        rounds, stages = [], watch_encoding()
         for number in range(options.repeats):
             first = extract(extraction, refs, folder / f"store-{number}") if number % 2 else None
             alone = prefill(engine, extraction, refs)

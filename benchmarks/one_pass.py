@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import psutil
+from encoding_stages import watch_encoding
 from generate_overhead import Stopwatch
 from trainers.target import save_smollm2
 
@@ -121,7 +122,9 @@ class Bench:
         self.source.close()
 
     def _open_store(self, work: Work) -> OnePassStore:
-        config = CaptureConfig(store=next(self._stores), aux_layer_ids=work.aux_layer_ids, max_shard_bytes=4 << 20)
+        config = CaptureConfig(
+            store=next(self._stores), aux_layer_ids=work.aux_layer_ids, max_shard_bytes=4 << 20, contract_samples=1
+        )
         return OnePassStore(
             config, work.target, dtype="float32", temperature=work.sampling.temperature, protocol="benchmark"
         )
@@ -204,6 +207,7 @@ def compare(bench: Bench, work: Work, repeats: int) -> None:
     bench.extract(quarter, generations)
     small = bench.one_pass(quarter)
     rounds: list[tuple[Cost, Cost, Cost]] = []
+    stages = watch_encoding()
     for number in range(repeats):
         captured = bench.one_pass(work) if number % 2 else None  # neither way always comes first
         plain, generations = bench.generate(work)
@@ -229,6 +233,8 @@ def compare(bench: Bench, work: Work, repeats: int) -> None:
         print(f"one pass takes {clock:.2f} of {what} by the clock, {processor:.2f} by the processor")
     share = statistics.median(extracted.seconds / (plain.seconds + extracted.seconds) for plain, extracted, _ in rounds)
     print(f"the second pass is {share:.0%} of generation and extraction on this machine")
+    encoding = sum(extracted.cpu_seconds + captured.cpu_seconds for _, extracted, captured in rounds)
+    print(f"extraction's and one pass's processor time: {stages.show(encoding)}")
     largest = max(captured.peak_mb for _, _, captured in rounds)
     print(
         f"peak memory of this process while capturing: {small.peak_mb:.0f} MB with {len(quarter.prompts)} prompts, "
