@@ -50,9 +50,9 @@ class _MergedAttention(torch.autograd.Function):
         if diagonals:
             scores = _diagonal_scores(q, diagonals[0::2])
             merged = torch.logaddexp(lse, scores.logsumexp(dim=-1))
-            out = out * _weight(lse, merged, q)
+            out = out * flash_cpu.weigh(lse, merged, q)
             for score, value in zip(scores.unbind(-1), diagonals[1::2], strict=True):
-                out += _weight(score, merged, q) * _expand(value, q)
+                out += flash_cpu.weigh(score, merged, q) * _expand(value, q)
             lse = merged
         ctx.documents = documents
         ctx.save_for_backward(q, keys, values, out, lse, *diagonals)
@@ -85,10 +85,6 @@ def _diagonal_scores(q: Tensor, keys: tuple[Tensor, ...] | list[Tensor]) -> Tens
     """Scores float32 [M, N, k] of each row with its own key of each later step."""
     scale = q.shape[-1] ** -0.5
     return torch.stack([(q.float() * _expand(key, q).float()).sum(-1) * scale for key in keys], dim=-1)
-
-
-def _weight(part: Tensor, merged: Tensor, like: Tensor) -> Tensor:
-    return (part - merged).exp().to(like.dtype)[..., None]
 
 
 def _expand(x: Tensor, q: Tensor) -> Tensor:

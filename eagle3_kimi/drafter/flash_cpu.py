@@ -41,7 +41,7 @@ def forward(
         if context.stop > context.start:
             other, other_lse = _forward(q[rows], keys[context], values[context], causal=False)
             merged = torch.logaddexp(part_lse, other_lse)
-            part = part * _weight(part_lse, merged, q) + other * _weight(other_lse, merged, q)
+            part = part * weigh(part_lse, merged, q) + other * weigh(other_lse, merged, q)
             part_lse = merged
         out[rows], lse[rows] = part, part_lse
     return out, lse
@@ -77,6 +77,11 @@ def backward(
     return grad_q, grad_keys, grad_values
 
 
+def weigh(part: Tensor, merged: Tensor, like: Tensor) -> Tensor:
+    """[M, N, 1] in the dtype of `like`: what a part of an attention counts in the whole, from both log-sum-exps."""
+    return (part - merged).exp().to(like.dtype)[..., None]
+
+
 def _forward(q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> tuple[Tensor, Tensor]:
     out, lse = _aten._scaled_dot_product_flash_attention_for_cpu(*map(_heads_first, (q, k, v)), 0.0, causal)
     return out[0].transpose(0, 1), lse[0].transpose(0, 1)
@@ -91,10 +96,6 @@ def _parts(documents: tuple[Document, ...], step: int) -> Iterator[tuple[slice, 
             middle = document.start + document.context
             yield slice(first, first + count), slice(document.start, middle), slice(middle, middle + count)
             first += count
-
-
-def _weight(part: Tensor, merged: Tensor, like: Tensor) -> Tensor:
-    return (part - merged).exp().to(like.dtype)[..., None]
 
 
 def _heads_first(x: Tensor) -> Tensor:

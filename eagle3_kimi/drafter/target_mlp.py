@@ -30,11 +30,11 @@ class TargetMLP:
         """Of decoder layer `layer` (0-based); None where it has none as plain tensors."""
         if target.config.get("hidden_act", "silu") != "silu":
             return None
-        names = {name.removeprefix("language_model."): name for name in target.tensor_files}
+        names = {name.removeprefix("language_model.") for name in target.tensor_files}
         prefix = f"model.layers.{layer}"
         for place in _PLACES:
             parts = [f"{prefix}.{place}.{part}_proj.weight" for part in ("gate", "up", "down")]
-            if names.keys() >= {*parts}:
+            if names >= {*parts}:
                 gate, up, down = (target.read_named_tensor(part).float() for part in parts)
                 norm = target.read_named_tensor(f"{prefix}.post_attention_layernorm.weight").float()
                 return cls(norm=norm, gate=gate, up=up, down=down)
