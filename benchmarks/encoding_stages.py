@@ -10,15 +10,12 @@ from eagle3_kimi.hidden_states import encode
 from eagle3_kimi.hidden_states.contract import ContractCheck
 from eagle3_kimi.hidden_states.target_head import TargetHead
 
-CONTRACT = "the contract"
-
 
 class Stages:
     """Seconds inside some functions of this process, without those of others that they call."""
 
     def __init__(self) -> None:
         self.cpu_seconds: dict[str, float] = {}
-        self.seconds: dict[str, float] = {}
         self._thread = threading.local()
 
     def watch(self, owner: Any, name: str, stage: str, *, whole: bool = False) -> None:
@@ -30,14 +27,13 @@ class Stages:
             if outside is None:
                 return function(*args, **kwargs)
             self._thread.inside = None if whole else 0.0
-            started, clock = time.thread_time(), time.perf_counter()
+            started = time.thread_time()
             try:
                 return function(*args, **kwargs)
             finally:
                 taken = time.thread_time() - started
                 own = taken - (self._thread.inside or 0.0)
                 self.cpu_seconds[stage] = self.cpu_seconds.get(stage, 0.0) + own
-                self.seconds[stage] = self.seconds.get(stage, 0.0) + time.perf_counter() - clock
                 self._thread.inside = outside + taken
 
         setattr(owner, name, timed)
@@ -52,7 +48,7 @@ class Stages:
 def watch_encoding() -> Stages:
     """From states to what a feature store keeps, and its proof."""
     stages = Stages()
-    stages.watch(ContractCheck, "check", CONTRACT, whole=True)
+    stages.watch(ContractCheck, "check", "the contract", whole=True)
     stages.watch(TargetHead, "logits", "the target's head")
     stages.watch(TargetHead, "find_top", "its most likely tokens")
     stages.watch(TargetHead, "argmax", "its choice")

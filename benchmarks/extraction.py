@@ -4,94 +4,102 @@
 
 Two engines with the same arguments stay open and take turns on the same samples, in the same order:
 
-    prefill     vLLM without our connector, in its own process (a connector belongs to all engines of a process), one
-                new token a sample, nothing kept
-    extraction  states captured, checked against the contract, encoded, written to a fresh store
+    prefill     vLLM without our connector, one new token a sample, nothing kept; in a process of its own, since a
+                connector belongs to all engines of a process, and inside it as extraction runs its engine
+    extraction  states captured, the first checked against the contract, encoded, written to a fresh store
 
-Samples are greedy answers of the target. Starting engines is not in the figures, nor is the contract of the first
-samples, which a run checks once however many follow. Prints each round, the median ratio
-by the clock and by the processor, where extraction's own time goes, and its peak memory for a quarter of the samples
-and for all. Figures are reported, not asserted.
+Samples are greedy answers of the target. Starting engines is not in the figures. Prints each round, the median ratio by
+the clock, where extraction's own time goes, and its peak memory for a quarter of the samples and for all. Figures are
+reported, not asserted.
 """
 
 from __future__ import annotations
 
 import argparse
+import multiprocessing
 import os
-import statistics
 import tempfile
+import time
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
+from capture_work import (
+    MAX_MODEL_LEN,
+    STEP_TOKENS,
+    Work,
+    extract,
+    make_work,
+    open_extraction,
+    row_of,
+    show_ratios,
+)
+from encoding_stages import watch_encoding
 
-import torch
-from datasets import Dataset, DatasetDict
-from encoding_stages import CONTRACT, watch_encoding
-from one_pass import MAX_MODEL_LEN, Cost, Meter, Work, make_work
-from vllm import LLM, SamplingParams
-
-from eagle3_kimi.hidden_states.config import CaptureOptions
 from eagle3_kimi.hidden_states.extraction import Extraction
-from eagle3_kimi.hidden_states.ranks import Ranks
 from eagle3_kimi.hidden_states.samples import SampleRef, plan_shares
 
 
-def open_prefill(work: Work) -> LLM:
-    """The engine of an extraction without what captures."""
+class Prefill:
+    """The engine of an extraction without what captures, in a process that runs it inside itself."""
+
+    def __init__(self, work: Work) -> None:
+        spawn = multiprocessing.get_context("spawn")
+        self._pipe, other = spawn.Pipe()
+        self._process = spawn.Process(target=_serve_prefill, args=(other, work), daemon=True)
+        self._process.start()
+
+    def generate_rows(self) -> list[dict[str, Any]]:
+        """Answers that ended by themselves."""
+        return self._ask("generate")
+
+    def run(self, extraction: Extraction, refs: list[SampleRef]) -> float:
+        """Seconds that the samples' tokens take, in the order in which extraction sends them."""
+        (share,) = plan_shares(refs, 1, window=extraction.options.window)
+        return self._ask([extraction.reader.read(ref).token_ids.tolist()[:-1] for ref in share])
+
+    def _ask(self, question: Any) -> Any:
+        self._pipe.send(question)
+        return self._pipe.recv()
+
+
+def _serve_prefill(pipe: Connection, work: Work) -> None:
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    from vllm import LLM, SamplingParams
+
     arguments: dict[str, Any] = {"attention_backend": "CPU_MLA"} if "kv_lora_rank" in work.target.config else {}
-    return LLM(
+    engine = LLM(
         model=str(work.target.path),
         skip_tokenizer_init=True,
         dtype="float32",
         max_model_len=MAX_MODEL_LEN,
-        max_num_batched_tokens=8192,
+        max_num_batched_tokens=STEP_TOKENS,
         max_num_seqs=64,
         enforce_eager=True,
         enable_prefix_caching=False,
         **arguments,
     )
 
+    def run(prompts: list[list[int]], sampling: SamplingParams) -> list[Any]:
+        return engine.generate([{"prompt_token_ids": prompt} for prompt in prompts], sampling, use_tqdm=False)
 
-def generate_rows(engine: LLM, work: Work) -> list[dict[str, Any]]:
-    """Answers that ended by themselves."""
-    stop = list(work.stop_token_ids)
-    sampling = SamplingParams(temperature=0.0, max_tokens=200, stop_token_ids=stop, detokenize=False)
-    prompts = [{"prompt_token_ids": prompt} for prompt in work.prompts]
-    rows = []
-    for number, result in enumerate(engine.generate(prompts, sampling, use_tqdm=False)):
-        answer = result.outputs[0]
-        if answer.finish_reason == "stop":
-            output = list(answer.token_ids)
-            rows.append(
-                {
-                    "id": f"{number:05d}",
-                    "prompt_token_ids": list(result.prompt_token_ids),
-                    "output_token_ids": output,
-                    "spans": [{"kind": "reasoning", "start": 0, "end": len(output)}],
-                    "provenance": {"temperature": 0.0, "protocol": "benchmark"},
-                }
+    greedy = {"temperature": 0.0, "detokenize": False}
+    while True:
+        question = pipe.recv()
+        if question == "generate":
+            stop = list(work.stop_token_ids)
+            results = run(work.prompts, SamplingParams(max_tokens=200, stop_token_ids=stop, **greedy))
+            pipe.send(
+                [
+                    row_of(f"{number:05d}", list(result.prompt_token_ids), list(result.outputs[0].token_ids))
+                    for number, result in enumerate(results)
+                    if result.outputs[0].finish_reason == "stop"
+                ]
             )
-    return rows
-
-
-def prefill(engine: LLM, extraction: Extraction, refs: list[SampleRef]) -> Cost:
-    """The samples' tokens through the engine, as extraction sends them."""
-    meter = Meter()
-    (share,) = plan_shares(refs, 1, window=extraction.options.window)
-    prompts = [{"prompt_token_ids": extraction.reader.read(ref).token_ids.tolist()[:-1]} for ref in share]
-    sampling = SamplingParams(max_tokens=1, temperature=0.0, detokenize=False)
-    list(meter.watch(engine.generate(prompts, sampling, use_tqdm=False)))
-    return meter.stop()
-
-
-def extract(extraction: Extraction, refs: list[SampleRef], store: Path) -> Cost:
-    """The samples into a fresh store."""
-    meter = Meter()
-    written, _, refused = extraction.write(refs, store)
-    assert (written, refused) == (len(refs), 0)
-    list(meter.watch([None]))
-    return meter.stop()
+        else:
+            started = time.perf_counter()
+            run(question, SamplingParams(max_tokens=1, **greedy))
+            pipe.send(time.perf_counter() - started)
 
 
 def main() -> None:
@@ -108,39 +116,31 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         work = make_work(options.target, options.samples, folder)
-        engine = open_prefill(work)
-        DatasetDict({"train": Dataset.from_list(generate_rows(engine, work))}).save_to_disk(folder / "samples")
-        capture = CaptureOptions(
-            aux_layer_ids=work.aux_layer_ids, dtype="float32", aux_dtype=options.aux_dtype, targets=options.targets,
-            max_shard_bytes=16 << 20,
-        )  # fmt: skip
-        extraction = Extraction(capture, folder / "samples", work.target, Ranks(0, 1, 1, torch.device("cpu")))
+        prefill = Prefill(work)
+        rows = prefill.generate_rows()
+        extraction = open_extraction(
+            work, rows, folder / "samples", aux_dtype=options.aux_dtype, targets=options.targets
+        )
         refs = extraction.refs
         quarter = extract(extraction, refs[: len(refs) // 4], folder / "quarter")
-        prefill(engine, extraction, refs)
+        prefill.run(extraction, refs)
         tokens = sum(ref.num_tokens - 1 for ref in refs)
         rounds, stages = [], watch_encoding()
         for number in range(options.repeats):
             first = extract(extraction, refs, folder / f"store-{number}") if number % 2 else None
-            alone = prefill(engine, extraction, refs)
+            alone = prefill.run(extraction, refs)
             whole = first or extract(extraction, refs, folder / f"store-{number}")
-            contract = stages.seconds[CONTRACT] / (number + 1), stages.cpu_seconds[CONTRACT] / (number + 1)
             rounds.append((alone, whole))
             print(
-                f"{len(refs)} samples, {tokens:,} tokens: prefill {tokens / alone.seconds:,.0f} tokens/s, "
+                f"{len(refs)} samples, {tokens:,} tokens: prefill {tokens / alone:,.0f} tokens/s, "
                 f"extraction {tokens / whole.seconds:,.0f} tokens/s",
                 flush=True,
             )
         extraction.close()
-    once, once_cpu = contract
-    clock = [alone.seconds / (whole.seconds - once) for alone, whole in rounds]
-    processor = [alone.cpu_seconds / (whole.cpu_seconds - once_cpu) for alone, whole in rounds]
-    print(
-        f"extraction has {statistics.median(clock):.2f} of prefill's tokens a second ({min(clock):.2f} to "
-        f"{max(clock):.2f}), {statistics.median(processor):.2f} by the processor, {once:.1f} s of contract once in a "
-        "run left out"
-    )
-    print(f"extraction's processor time: {stages.show(sum(whole.cpu_seconds for _, whole in rounds))}")
+    ratios = [alone / whole.seconds for alone, whole in rounds]
+    print(f"extraction has {show_ratios(ratios)} of prefill's tokens a second")
+    own = sum(whole.own_cpu_seconds for _, whole in rounds)
+    print(f"extraction's processor time: {stages.show(own)}")
     print(f"peak memory: {quarter.peak_mb:.0f} MB for a quarter of the samples, {rounds[-1][1].peak_mb:.0f} MB for all")
 
 

@@ -3,13 +3,13 @@
     python benchmarks/one_pass.py [--target tiny|smollm2|FOLDER] [--prompts 400] [--repeats 3]
 
 Three engines stay open and take turns on the same prompts: vLLM as `generate` runs it without capture, the capturing
-one, and the prefill of an extraction. Capture and extraction both encode every sample that ended by itself, check the
-first against the contract, and write all to a fresh store in the default format. Starting engines is not in the
-figures, though two passes start two. Greedy, so all see the same tokens.
+one, and the prefill of an extraction. Capture and extraction write every sample that ended by itself to a fresh store
+in the default format, and check the first against the contract. Starting engines is not in the figures, though two
+passes start two. Greedy, so all see the same tokens.
 
-Prints each round, the median ratios by the clock and by the processor (all processes), the share of the second pass,
-and the peak memory of this process for a quarter of the prompts and for all. On a CPU a prefill is dear, so the share
-of the second pass says nothing about GPUs. Figures are reported, not asserted.
+Prints each round, the median ratios by the clock, the share of the second pass, and the peak memory of this process for
+a quarter of the prompts and for all. On a CPU a prefill is dear, so the share of the second pass says nothing about
+GPUs. Figures are reported, not asserted.
 
 `smollm2` is SmolLM2-135M-Instruct from a package (`trainers/target.py`).
 """
@@ -21,73 +21,33 @@ import itertools
 import statistics
 import tempfile
 from collections import deque
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any
 
-import psutil
+from capture_work import MAX_MODEL_LEN, Cost, Meter, Work, extract, make_work, open_extraction, row_of, show_ratios
 from encoding_stages import watch_encoding
-from generate_overhead import Stopwatch
-from trainers.target import save_smollm2
 
-from eagle3_kimi.chat import render_prompt
-from eagle3_kimi.drafter.config import default_aux_layer_ids
-from eagle3_kimi.engines import Generation, GenerationRequest, SamplingOptions
+from eagle3_kimi.engines import Generation, GenerationRequest
 from eagle3_kimi.engines.base import EngineOptions
 from eagle3_kimi.engines.vllm import VllmEngine
-from eagle3_kimi.hidden_states.capture import CaptureRequest, VllmSource
 from eagle3_kimi.hidden_states.capture_config import CaptureConfig
 from eagle3_kimi.hidden_states.capturing_engine import CapturedGeneration, CapturingVllmEngine
 from eagle3_kimi.hidden_states.one_pass import OnePassStore, read_sample
-from eagle3_kimi.hidden_states.samples import Sample
-from eagle3_kimi.target import Target, resolve_target
-from eagle3_kimi.tiny.problems import generate_problems
-
-Result = TypeVar("Result")
-
-MAX_MODEL_LEN = 512
-QUESTIONS = (
-    "What is {a} plus {b}? Answer in one short sentence.",
-    "Name {a} animals in one sentence.",
-    "Describe a river with {b} stones in one sentence.",
-    "Why do people count in tens and not in groups of {a}? Answer in one short sentence.",
-)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Work:
-    """What every way is given."""
-
-    target: Target
-    prompts: list[list[int]]
-    stop_token_ids: tuple[int, ...]
-    sampling: SamplingOptions
-    aux_layer_ids: tuple[int, ...]
-
-    def part(self, count: int) -> Work:
-        return Work(**{**vars(self), "prompts": self.prompts[:count]})
-
-
-@dataclass(frozen=True, kw_only=True)
-class Cost:
-    """Of one way, once."""
-
-    seconds: float
-    cpu_seconds: float
-    peak_mb: float
 
 
 class Bench:
     """The three engines and a folder for stores."""
 
-    def __init__(self, target: Target, aux_layer_ids: tuple[int, ...], folder: Path) -> None:
+    def __init__(self, work: Work, folder: Path) -> None:
         options = EngineOptions(dtype="float32", max_model_len=MAX_MODEL_LEN, max_num_seqs=64)
-        layer_ids = tuple(sorted({1, *aux_layer_ids, target.num_layers}))
-        self.plain = VllmEngine(target, options)
-        self.capturing = CapturingVllmEngine(target, options, layer_ids)
-        self.source = VllmSource(target, layer_ids, dtype="float32", max_model_len=MAX_MODEL_LEN)
+        layer_ids = tuple(sorted({1, *work.aux_layer_ids, work.target.num_layers}))
+        self._work, self._folder = work, folder
         self._stores = (folder / f"store-{number}" for number in itertools.count())
+        self.plain = VllmEngine(work.target, options)
+        self.capturing = CapturingVllmEngine(work.target, options, layer_ids)
+        _, generations = self.generate(work)
+        rows = [as_row(generation) for generation in generations]
+        self._extraction = open_extraction(work, rows, folder / "samples")
 
     def generate(self, work: Work) -> tuple[Cost, list[Generation]]:
         """Generation alone; the samples that ended by themselves."""
@@ -102,49 +62,30 @@ class Bench:
         with self._open_store(work) as store:
             for generation in meter.watch(self.capturing.generate(requests(work), work.sampling, work.stop_token_ids)):
                 if isinstance(generation, CapturedGeneration):
-                    store.add(store.encode(sample_of(generation), generation.states))
+                    store.add(store.encode(read_sample(as_row(generation), "train"), generation.states))
         return meter.stop()
 
-    def extract(self, work: Work, generations: list[Generation]) -> Cost:
-        """The second pass of the two."""
-        meter = Meter()
-        samples = {generation.request_id: sample_of(generation) for generation in generations}
-        by_length = sorted(samples.values(), key=lambda sample: -len(sample.token_ids))
-        captures = (CaptureRequest(sample.id, tuple(sample.token_ids.tolist())) for sample in by_length)
-        with self._open_store(work) as store:
-            for states in meter.watch(self.source.capture(captures)):
-                store.add(store.encode(samples[states.id], states))
-        return meter.stop()
+    def extract(self) -> Cost:
+        """The second pass of the two, over what ended by itself."""
+        return extract(self._extraction, self._extraction.refs, next(self._stores))
 
     def close(self) -> None:
         self.capturing.close()
         self.plain.close()
-        self.source.close()
+        self._extraction.close()
 
     def _open_store(self, work: Work) -> OnePassStore:
         config = CaptureConfig(
-            store=next(self._stores), aux_layer_ids=work.aux_layer_ids, max_shard_bytes=4 << 20, contract_samples=1
+            store=next(self._stores), aux_layer_ids=work.aux_layer_ids, max_shard_bytes=16 << 20, contract_samples=1
         )
         return OnePassStore(
             config, work.target, dtype="float32", temperature=work.sampling.temperature, protocol="benchmark"
         )
 
 
-class Meter:
-    """Clocks, and this process's largest size at any result."""
-
-    def __init__(self) -> None:
-        self._process, self._peak = psutil.Process(), 0
-        self._watch = Stopwatch()
-
-    def watch(self, results: Iterable[Result]) -> Iterator[Result]:
-        for result in results:
-            yield result
-            self._peak = max(self._peak, self._process.memory_info().rss)
-
-    def stop(self) -> Cost:
-        seconds, cpu_seconds, _ = self._watch.stop()
-        return Cost(seconds=seconds, cpu_seconds=cpu_seconds, peak_mb=self._peak / 1e6)
+def as_row(generation: Generation) -> dict[str, Any]:
+    """An answer as the data set keeps it."""
+    return row_of(generation.request_id, generation.prompt_token_ids, generation.output_token_ids)
 
 
 def requests(work: Work) -> deque[GenerationRequest]:
@@ -155,63 +96,17 @@ def requests(work: Work) -> deque[GenerationRequest]:
     )
 
 
-def sample_of(generation: Generation) -> Sample:
-    """What the stores keep of an answer; its spans do not matter here."""
-    length = len(generation.output_token_ids)
-    row = {
-        "id": generation.request_id,
-        "prompt_token_ids": generation.prompt_token_ids,
-        "output_token_ids": generation.output_token_ids,
-        "spans": [{"kind": "reasoning", "start": 0, "end": length}],
-    }
-    return read_sample(row, "train")
-
-
-def make_work(name: str, num_prompts: int, folder: Path) -> Work:
-    """The tiny target's own problems; questions in the chat format for any other target."""
-    if name == "tiny":
-        target = resolve_target("tiny")
-        tokenizer = target.load_tokenizer()
-        problems = generate_problems(num_prompts, seed=7, kinds=("reverse", "sort"))
-        return Work(
-            target=target,
-            prompts=[render_prompt(tokenizer, problem.messages, preset="tiny-kimi") for problem in problems],
-            stop_token_ids=target.load_protocol(tokenizer).markers.stop_token_ids,
-            sampling=SamplingOptions(temperature=0.0, max_tokens=200),
-            aux_layer_ids=(1, 2, 3),
-        )
-    if name == "smollm2":
-        save_smollm2(folder / name)
-        name = str(folder / name)
-    target = resolve_target(name)
-    tokenizer = target.load_tokenizer()
-    texts = [QUESTIONS[n % len(QUESTIONS)].format(a=n // 4 + 2, b=7 * n % 90 + 3) for n in range(num_prompts)]
-    return Work(
-        target=target,
-        prompts=[
-            tokenizer.apply_chat_template(
-                [{"role": "user", "content": text}], add_generation_prompt=True, return_dict=False
-            )
-            for text in texts
-        ],
-        stop_token_ids=(tokenizer.eos_token_id,),
-        sampling=SamplingOptions(temperature=0.0, max_tokens=128),
-        aux_layer_ids=default_aux_layer_ids(target.num_layers),
-    )
-
-
 def compare(bench: Bench, work: Work, repeats: int) -> None:
-    """Warms every engine up on a quarter of the prompts, then lets them take turns."""
+    """Warms every engine up, then lets them take turns."""
     quarter = work.part(max(16, len(work.prompts) // 4))
-    _, generations = bench.generate(quarter)
-    bench.extract(quarter, generations)
+    bench.extract()
     small = bench.one_pass(quarter)
     rounds: list[tuple[Cost, Cost, Cost]] = []
     stages = watch_encoding()
     for number in range(repeats):
         captured = bench.one_pass(work) if number % 2 else None  # neither way always comes first
         plain, generations = bench.generate(work)
-        extracted = bench.extract(work, generations)
+        extracted = bench.extract()
         captured = captured or bench.one_pass(work)
         rounds.append((plain, extracted, captured))
         tokens = sum(len(generation.output_token_ids) for generation in generations)
@@ -220,21 +115,15 @@ def compare(bench: Bench, work: Work, repeats: int) -> None:
             f"extraction {extracted.seconds:.1f} s, one pass {captured.seconds:.1f} s",
             flush=True,
         )
-
-    def median(of: str, *, beside_both: bool) -> float:
-        ratios = []
-        for plain, extracted, captured in rounds:
-            other = getattr(plain, of) + (getattr(extracted, of) if beside_both else 0.0)
-            ratios.append(getattr(captured, of) / other)
-        return statistics.median(ratios)
-
-    for both, what in ((False, "generation alone"), (True, "generation and extraction")):
-        clock, processor = median("seconds", beside_both=both), median("cpu_seconds", beside_both=both)
-        print(f"one pass takes {clock:.2f} of {what} by the clock, {processor:.2f} by the processor")
+    alone = [captured.seconds / plain.seconds for plain, _, captured in rounds]
+    both = [captured.seconds / (plain.seconds + extracted.seconds) for plain, extracted, captured in rounds]
     share = statistics.median(extracted.seconds / (plain.seconds + extracted.seconds) for plain, extracted, _ in rounds)
-    print(f"the second pass is {share:.0%} of generation and extraction on this machine")
-    encoding = sum(extracted.cpu_seconds + captured.cpu_seconds for _, extracted, captured in rounds)
-    print(f"extraction's and one pass's processor time: {stages.show(encoding)}")
+    print(
+        f"one pass takes {show_ratios(alone)} of generation alone, {show_ratios(both)} of generation and extraction; "
+        f"the second pass is {share:.0%} of those on this machine"
+    )
+    own = sum(extracted.own_cpu_seconds + captured.own_cpu_seconds for _, extracted, captured in rounds)
+    print(f"processor time of this process in extraction and one pass: {stages.show(own)}")
     largest = max(captured.peak_mb for _, _, captured in rounds)
     print(
         f"peak memory of this process while capturing: {small.peak_mb:.0f} MB with {len(quarter.prompts)} prompts, "
@@ -252,9 +141,8 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3, help="rounds, after one to warm up")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        work = make_work(options.target, options.prompts, folder)
-        bench = Bench(work.target, work.aux_layer_ids, folder)
+        work = make_work(options.target, options.prompts, Path(name))
+        bench = Bench(work, Path(name))
         try:
             compare(bench, work, options.repeats)
         finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -51,6 +52,8 @@ class CapturingVllmEngine(VllmEngine):
         arguments["async_scheduling"] = False
         self._on_cpu = not torch.cuda.is_available()
         if self._on_cpu:
+            # vLLM keeps a core more for connectors between machines; a worker without it shares one with its scheduler
+            os.environ.setdefault("VLLM_CPU_NUM_OF_RESERVED_CPU", str(options.tensor_parallel_size))
             arguments["max_num_batched_tokens"] = max(_CPU_STEP_TOKENS, options.max_model_len or 0)
         with ExitStack() as unless_started:
             unless_started.callback(self._channel.close)

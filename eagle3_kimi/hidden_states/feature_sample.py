@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from eagle3_kimi.errors import DataError
+from eagle3_kimi.hidden_states.finite import is_finite
 from eagle3_kimi.hidden_states.manifest import StoreManifest
 from eagle3_kimi.hidden_states.quantize import CODE_DTYPE, QuantizedStates
 from eagle3_kimi.hidden_states.shards import token_digest
@@ -63,7 +64,7 @@ class FeatureSample:
                 raise DataError(f"sample {self.id}: {name} has shape {came}, {length} tokens need {shape}")
             if tensor.dtype != dtype:
                 raise DataError(f"sample {self.id}: {name} is {tensor.dtype}, the store holds {dtype}")
-            if dtype.is_floating_point and not _is_finite(tensor):
+            if dtype.is_floating_point and not _holds_numbers(tensor):
                 raise DataError(f"sample {self.id}: {name} holds NaN or infinite values")
         top_ids = self.top_targets.ids if self.top_targets is not None else self.target_argmax
         for name, ids in (("token_ids", self.token_ids), ("target_argmax", self.target_argmax), ("top_ids", top_ids)):
@@ -147,7 +148,7 @@ def tensor_layout(manifest: StoreManifest, length: int, prompt: int) -> dict[str
     return layout
 
 
-def _is_finite(tensor: Tensor) -> bool:
+def _holds_numbers(tensor: Tensor) -> bool:
     if tensor.dtype == CODE_DTYPE:  # e4m3fn has no infinity, and NaN in two codes
         return not bool((tensor.view(torch.uint8) & 0x7F == 0x7F).any())
-    return bool(torch.isfinite(tensor).all())
+    return is_finite(tensor)

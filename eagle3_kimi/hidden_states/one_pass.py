@@ -119,8 +119,9 @@ class OnePassStore:
         """
         if not hasattr(self, "_encoder"):
             self._load_head()
-        features = self._encoder.encode(sample, states)
-        features.check(self._manifest)
+        (features,) = self._encoder.encode([(sample, states)])
+        if isinstance(features, DataError):
+            raise features
         if self._unchecked is None and self._added % self._config.contract_every:
             return EncodedSample(features, None)
         proof = ContractSample(

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from eagle3_kimi.errors import DataError
+from eagle3_kimi.hidden_states.finite import is_finite
 from eagle3_kimi.hidden_states.tensor_rows import TensorRows
 
 CODE_DTYPE = torch.float8_e4m3fn
@@ -71,7 +72,7 @@ def _quantize(states: Tensor, num_layers: int, num_outliers: int) -> QuantizedSt
         raise DataError(
             f"a hidden size of {hidden} has channels that 16 bits cannot number; store these states as bf16"
         )
-    if not bool(torch.isfinite(values).all()):
+    if not is_finite(values):
         raise DataError("the states hold NaN or infinite values")
     channels = values.abs().topk(min(num_outliers, hidden), dim=-1).indices
     outliers = values.gather(-1, channels)

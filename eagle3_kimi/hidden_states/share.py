@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import chain, islice
 from pathlib import Path
 
@@ -31,13 +31,12 @@ from eagle3_kimi.target import Target
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class _Encoded:
-    """A sample, what came of it, and what is kept; None where it was refused."""
+_TOKENS_AT_ONCE = 2048
+"""Encoded together: enough that starting operations costs little, few beside what a forward pass leaves waiting."""
 
-    sample: Sample
-    states: CapturedStates
-    features: FeatureSample | None
+Captured = tuple[Sample, CapturedStates]
+_Encoded = tuple[FeatureSample | DataError, Captured]
+"""What is kept of captured states, or why they are refused."""
 
 
 class ShareRun:
@@ -128,26 +127,23 @@ class ShareRun:
         """
         came = 0
         sent: dict[str, Sample] = {}  # those in the engine
-        arriving = self._source.capture(self._requests(share, sent))
+        captured = ((sent.pop(states.id), states) for states in self._source.capture(self._requests(share, sent)))
         if self._report is None:
-            first = list(islice(arriving, self._options.contract_samples))
-            came, good = len(first), self._prove(first, sent)
+            first = list(islice(captured, self._options.contract_samples))
+            came, good = len(first), self._prove(first)
             del first
             while good:
                 yield self._count(good.pop(0))  # their memory goes as they are taken
+        most_waiting = self._options.max_batched_tokens // _TOKENS_AT_ONCE
         with ThreadPoolExecutor(max_workers=1, thread_name_prefix="encoder") as thread:
-            waiting: deque[Future[_Encoded]] = deque()  # what a forward pass gave is encoded during the next one
-            tokens = 0
-            for states in arriving:
-                sample = sent.pop(states.id)
+            waiting: deque[Future[list[_Encoded]]] = deque()  # what a forward pass gave is encoded during the next one
+            for batch in _batches(captured):
                 if not self._ranks.is_leader:  # it only computes
                     continue
-                waiting.append(thread.submit(self._encode, sample, states))
-                came, tokens = came + 1, tokens + len(states.token_ids)
-                while tokens > self._options.max_batched_tokens:
-                    encoded = waiting.popleft().result()
-                    tokens -= len(encoded.states.token_ids)
-                    yield from self._take(encoded, store)
+                waiting.append(thread.submit(self._encode, batch))
+                came += len(batch)
+                if len(waiting) > most_waiting:
+                    yield from self._take(waiting.popleft().result(), store)
             while waiting:
                 yield from self._take(waiting.popleft().result(), store)
         if self._ranks.is_leader and came != len(share):
@@ -158,23 +154,22 @@ class ShareRun:
             sent[ref.id] = sample = self._reader.read(ref)
             yield CaptureRequest(ref.id, tuple(sample.token_ids.tolist()))
 
-    def _prove(self, first: list[CapturedStates], sent: dict[str, Sample]) -> list[FeatureSample]:
+    def _prove(self, first: list[Captured]) -> list[FeatureSample]:
         """Agrees on the contract; a leader's features of its first samples."""
-        encoded = [self._encode(sent.pop(states.id), states) for states in first if self._ranks.is_leader]
-        good = [one for one in encoded if one.features is not None]
-        self._report = self._agree_on_contract([self._proof(one) for one in good])
-        return [one.features for one in good if one.features is not None]
+        encoded = self._without_bad(self._encode(first)) if self._ranks.is_leader else ()
+        good = [(features, self._proof(*captured)) for features, captured in encoded]
+        self._report = self._agree_on_contract([proof for _, proof in good])
+        return [features for features, _ in good]
 
-    def _take(self, encoded: _Encoded, store: Path | None) -> Iterator[FeatureSample]:
-        """The features, if there are any; now and then after one more check of the contract."""
-        self._unchecked += 1
-        if encoded.features is None:
-            return
-        if self._unchecked >= self._options.contract_every:
-            self._unchecked = 0
-            every = self._options.contract_every
-            check_one_more(self._contract, self._proof(encoded), store, good=self._made, every=every)
-        yield self._count(encoded.features)
+    def _take(self, encoded: list[_Encoded], store: Path | None) -> Iterator[FeatureSample]:
+        """The features that are good; now and then after one more check of the contract."""
+        for features, captured in self._without_bad(encoded):
+            self._unchecked += 1
+            if self._unchecked >= self._options.contract_every:
+                self._unchecked = 0
+                every = self._options.contract_every
+                check_one_more(self._contract, self._proof(*captured), store, good=self._made, every=every)
+            yield self._count(features)
 
     def _count(self, features: FeatureSample) -> FeatureSample:
         self._made, self._tokens = self._made + 1, self._tokens + len(features.token_ids)
@@ -202,14 +197,16 @@ class ShareRun:
         text = f"{done:,} of {asked:,} samples, {rate:,.0f} tokens/s, about {left:,.0f} s left"
         progress.show(done, text)
 
-    def _encode(self, sample: Sample, states: CapturedStates) -> _Encoded:
-        try:
-            features = self._encoder.encode(sample, states)
-            features.check(self._manifest)
-        except DataError as error:
-            self._refuse(sample.id, error)
-            return _Encoded(sample, states, None)
-        return _Encoded(sample, states, features)
+    def _encode(self, batch: list[Captured]) -> list[_Encoded]:
+        return list(zip(self._encoder.encode(batch), batch, strict=True))
+
+    def _without_bad(self, encoded: Iterable[_Encoded]) -> Iterator[tuple[FeatureSample, Captured]]:
+        """Refuses the others, and counts them."""
+        for features, captured in encoded:
+            if isinstance(features, FeatureSample):
+                yield features, captured
+            else:
+                self._refuse(captured[0].id, features)
 
     def _refuse(self, sample: str, error: DataError) -> None:
         self._refused.add(sample)
@@ -220,11 +217,25 @@ class ShareRun:
                 f"{self._options.max_refused:g}; the last one: {error}. What is written is good and stays"
             ) from error
 
-    def _proof(self, encoded: _Encoded) -> ContractSample:
+    def _proof(self, sample: Sample, states: CapturedStates) -> ContractSample:
         return ContractSample(
-            id=encoded.sample.id,
-            token_ids=encoded.sample.token_ids,
-            num_prompt_tokens=encoded.sample.num_prompt_tokens,
-            anchor=self._encoder.layers(encoded.states, (ANCHOR_LAYER_ID,)),
-            final=self._encoder.layers(encoded.states, (self._target.num_layers,)),
+            id=sample.id,
+            token_ids=sample.token_ids,
+            num_prompt_tokens=sample.num_prompt_tokens,
+            anchor=self._encoder.layers(states, (ANCHOR_LAYER_ID,)),
+            final=self._encoder.layers(states, (self._target.num_layers,)),
         )
+
+
+def _batches(captured: Iterable[Captured]) -> Iterator[list[Captured]]:
+    """Some thousand tokens at a time, as they come."""
+    batch: list[Captured] = []
+    tokens = 0
+    for sample, states in captured:
+        batch.append((sample, states))
+        tokens += len(states.token_ids)
+        if tokens >= _TOKENS_AT_ONCE:
+            yield batch
+            batch, tokens = [], 0
+    if batch:
+        yield batch

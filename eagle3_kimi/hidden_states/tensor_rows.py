@@ -31,3 +31,8 @@ class TensorRows:
         """The rows of all parts, one after the other; at least one part."""
         columns = [part.tensors() for part in parts]
         return cls(**{name: torch.cat([column[name] for column in columns]) for name in columns[0]})
+
+    def split(self, lengths: Sequence[int]) -> list[Self]:
+        """What `cat` of parts of these lengths was made of, as views."""
+        columns = {name: tensor.split(list(lengths)) for name, tensor in self.tensors().items()}
+        return [type(self)(**{name: parts[n] for name, parts in columns.items()}) for n in range(len(lengths))]
