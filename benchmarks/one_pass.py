@@ -62,7 +62,7 @@ class Bench:
         with self._open_store(work) as store:
             for generation in meter.watch(self.capturing.generate(requests(work), work.sampling, work.stop_token_ids)):
                 if isinstance(generation, CapturedGeneration):
-                    store.add(store.encode(read_sample(as_row(generation), "train"), generation.states))
+                    store.add(read_sample(as_row(generation), "train"), generation.states)
         return meter.stop()
 
     def extract(self) -> Cost:

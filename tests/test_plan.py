@@ -187,6 +187,13 @@ def test_a_disk_that_is_too_small_is_exit_code_1(tmp_path: Path) -> None:
     assert "store aux fp8 and targets topk" in result.output
 
 
+def test_without_a_disk_the_current_folder_is_warned_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = CliRunner().invoke(app, ["plan", "--samples", "1000000000000"])
+    assert result.exit_code == 0, result.output
+    assert f"warning: {tmp_path} has" in result.output
+
+
 def test_planning_imports_no_torch() -> None:
     code = "import sys; from eagle3_kimi.cli import app; app(['plan'], standalone_mode=False); print('torch' in sys.modules)"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

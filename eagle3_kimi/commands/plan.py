@@ -35,7 +35,13 @@ def plan(
     micro_batch_tokens: Annotated[int, typer.Option(help="Tokens a GPU trains on at once.")] = 16384,
     aux_dtype: Annotated[str, typer.Option(help="Store format that is checked against --disk: fp8 or bf16.")] = "fp8",
     targets: Annotated[str, typer.Option(help="Store format that is checked against --disk: topk or state.")] = "topk",
-    disk: Annotated[Path | None, typer.Option(help="Exit 1 when this folder's disk cannot hold the run.")] = None,
+    disk: Annotated[
+        Path | None,
+        typer.Option(
+            help="Exit 1 when this folder's disk cannot hold the run. Without it, a warning about the current folder's.",
+            show_default=False,
+        ),
+    ] = None,
 ) -> None:
     """Says what a run takes before it starts: disk by store format, memory per GPU and phase, tokens, time."""
     from rich.console import Console
@@ -75,8 +81,8 @@ def plan(
     console.print("Assumed:")
     for line in list_assumptions(request):
         console.print(f"  - {line}")
-    if disk is not None:
-        _check_disk(made, request, chosen, disk)
+    if not _fits_on_disk(made, request, chosen, disk or Path()) and disk is not None:
+        raise typer.Exit(1)
 
 
 def _build_store_table(made: Plan, request: PlanRequest, chosen: tuple[str, str]) -> Table:
@@ -111,8 +117,8 @@ def _build_phase_table(made: Plan) -> Table:
     return table
 
 
-def _check_disk(made: Plan, request: PlanRequest, chosen: tuple[str, str], disk: Path) -> None:
-    """Exits with 1 when the run cannot be held."""
+def _fits_on_disk(made: Plan, request: PlanRequest, chosen: tuple[str, str], disk: Path) -> bool:
+    """Says whether the run can be held, and what to do if not."""
     from eagle3_kimi.errors import UsageError
 
     if not disk.is_dir():
@@ -120,16 +126,16 @@ def _check_disk(made: Plan, request: PlanRequest, chosen: tuple[str, str], disk:
     free = shutil.disk_usage(disk).free
     needed = made.store_bytes[chosen] * request.tokens + sum(made.other_disk.values())
     if needed <= free:
-        typer.echo(f"{disk} has {show_size(free)} free; the run takes {show_size(needed)}")
-        return
+        typer.echo(f"{disk.resolve()} has {show_size(free)} free; the run takes {show_size(needed)}")
+        return True
     smallest = min(made.store_bytes, key=made.store_bytes.__getitem__)
     cure = "" if chosen == smallest else f"store aux {smallest[0]} and targets {smallest[1]}, "
     typer.echo(
-        f"warning: {disk} has {show_size(free)} free, the run takes {show_size(needed)}: {cure}extract and train in "
+        f"warning: {disk.resolve()} has {show_size(free)} free, the run takes {show_size(needed)}: {cure}extract and train in "
         "parts with --max-disk, or find a larger disk",
         err=True,
     )
-    raise typer.Exit(1)
+    return False
 
 
 def show_time(seconds: float) -> str:

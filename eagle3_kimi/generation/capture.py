@@ -12,8 +12,11 @@ from eagle3_kimi.generation.config import GenerationConfig
 from eagle3_kimi.generation.rows import split_of
 from eagle3_kimi.hidden_states.capture_config import CaptureConfig
 from eagle3_kimi.hidden_states.capturing_engine import CapturedGeneration, CapturingVllmEngine
-from eagle3_kimi.hidden_states.one_pass import EncodedSample, OnePassStore, read_sample
+from eagle3_kimi.hidden_states.encode import find_fault
+from eagle3_kimi.hidden_states.encoder_thread import Captured
+from eagle3_kimi.hidden_states.one_pass import OnePassStore, read_sample
 from eagle3_kimi.hidden_states.samples import Sample
+from eagle3_kimi.hidden_states.sink import CapturedStates
 from eagle3_kimi.target import Target
 
 
@@ -65,20 +68,21 @@ class StateCapture:
         """Keeps the states that `request_missing` asked for; False: this is a new answer."""
         sample = self._missing.pop(generation.request_id, None)
         if sample is not None:
-            self.keep(self._store.encode(sample, _states_of(generation).states))
+            self._store.add(sample, _fit_states(sample, generation))
         return sample is not None
 
-    def encode(self, row: dict[str, Any], generation: Generation) -> EncodedSample:
-        """A complete sample's states in the store's format; keeps nothing.
+    def check(self, row: dict[str, Any], generation: Generation) -> Captured:
+        """A complete sample with its states; keeps nothing.
 
         Raises:
             DataError: the states are bad.
         """
-        return self._store.encode(self._read(row), _states_of(generation).states)
+        sample = self._read(row)
+        return sample, _fit_states(sample, generation)
 
-    def keep(self, encoded: EncodedSample) -> None:
+    def keep(self, captured: Captured) -> None:
         """Puts a journaled sample into the store."""
-        self._store.add(encoded)
+        self._store.add(*captured)
 
     def _read(self, row: dict[str, Any]) -> Sample:
         return read_sample(row, split_of(row["conversation_id"], self._validation_fraction))
@@ -93,7 +97,9 @@ class StateCapture:
         self._store.__exit__(kind, error, trace)
 
 
-def _states_of(generation: Generation) -> CapturedGeneration:
+def _fit_states(sample: Sample, generation: Generation) -> CapturedStates:
     if not isinstance(generation, CapturedGeneration):
         raise EngineError(f"the engine gave no hidden states with the answer of {generation.request_id}")
-    return generation
+    if fault := find_fault(sample, generation.states):
+        raise fault
+    return generation.states

@@ -205,14 +205,14 @@ class _Loop:
         reading = self._protocol.read(prompt, output, generation.finish_reason)
         if prompt != turn.prompt_token_ids:
             raise DataError(f"the engine answered another prompt than sample {turn.id} asked: {info}")
-        source, encoded = chain.conversation.source, None
+        source, captured = chain.conversation.source, None
         if reading.complete:
             name, preset = self._run.target.name, self._protocol.preset.name
             provenance = build_provenance(self._run.key, name, info, preset, self._seed(turn.id))
             row = build_row(turn, source, generation, reading, provenance)
             if self._capture is not None:
                 try:
-                    encoded = self._capture.encode(row, generation)
+                    captured = self._capture.check(row, generation)
                 except DataError as error:  # an engine whose states are bad has failed, whatever it answered
                     generation = replace(generation, finish_reason="error", error=str(error))
                     reading = self._protocol.read(prompt, output, generation.finish_reason)
@@ -221,8 +221,8 @@ class _Loop:
         reason, earlier = str(reading.reason), self._index.get(turn.id)
         offset = self._journal.append({"id": turn.id, "reason": reason, "row": row})
         self._index[turn.id] = JournalEntry(offset, reason, 1 + (earlier.attempts if earlier else 0))
-        if self._capture is not None and encoded is not None:
-            self._capture.keep(encoded)
+        if self._capture is not None and captured is not None:
+            self._capture.keep(captured)
         self._report.generated += 1
         self._count(reading)
         chain.accept(reading)

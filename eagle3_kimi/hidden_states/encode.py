@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from eagle3_kimi.errors import DataError
+from eagle3_kimi.hidden_states.contract import ANCHOR_LAYER_ID, ContractSample
 from eagle3_kimi.hidden_states.feature_sample import FeatureSample
 from eagle3_kimi.hidden_states.finite import is_finite
 from eagle3_kimi.hidden_states.manifest import StoreManifest
@@ -43,12 +44,22 @@ class FeatureEncoder:
         """
         with torch.cuda.stream(self._stream):
             captured = [(sample, self._to_device(states)) for sample, states in captured]
-            faults = [_find_fault(sample, states) for sample, states in captured]
+            faults = [find_fault(sample, states) for sample, states in captured]
             good = [one for one, fault in zip(captured, faults, strict=True) if fault is None]
             encoded = iter(self._encode(good) if good else ())
             return [self._check(next(encoded)) if fault is None else fault for fault in faults]
 
-    def layers(self, states: CapturedStates, layer_ids: tuple[int, ...]) -> Tensor:
+    def proof(self, sample: Sample, states: CapturedStates) -> ContractSample:
+        """What the contract check looks at."""
+        return ContractSample(
+            id=sample.id,
+            token_ids=sample.token_ids,
+            num_prompt_tokens=sample.num_prompt_tokens,
+            anchor=self._layers(states, (ANCHOR_LAYER_ID,)),
+            final=self._layers(states, (self._manifest.num_layers,)),
+        )
+
+    def _layers(self, states: CapturedStates, layer_ids: tuple[int, ...]) -> Tensor:
         """[S-1, len(layer_ids) * H] of the captured [S-1, L, H]."""
         assert states.hidden_states is not None  # only the first rank of a group encodes
         columns = [self._layer_ids.index(layer_id) for layer_id in layer_ids]
@@ -56,9 +67,9 @@ class FeatureEncoder:
 
     def _encode(self, captured: Sequence[tuple[Sample, CapturedStates]]) -> Iterator[FeatureSample]:
         manifest = self._manifest
-        aux = torch.cat([self.layers(states, manifest.aux_layer_ids) for _, states in captured])
+        aux = torch.cat([self._layers(states, manifest.aux_layer_ids) for _, states in captured])
         finals = [
-            self.layers(states, (manifest.num_layers,))[sample.num_prompt_tokens :] for sample, states in captured
+            self._layers(states, (manifest.num_layers,))[sample.num_prompt_tokens :] for sample, states in captured
         ]
         lengths, supervised = [len(states.token_ids) for _, states in captured], [len(final) for final in finals]
         top, stored, argmax = self._targets(torch.cat(finals), supervised)
@@ -109,7 +120,7 @@ class FeatureEncoder:
         return top.split(lengths), nothing, top.choice.to(torch.int64).split(lengths)
 
 
-def _find_fault(sample: Sample, states: CapturedStates) -> DataError | None:
+def find_fault(sample: Sample, states: CapturedStates) -> DataError | None:
     """Why these are not the sample's states, if they are not."""
     came = 0 if states.hidden_states is None else len(states.hidden_states)
     if states.hidden_states is None or came != len(states.token_ids):

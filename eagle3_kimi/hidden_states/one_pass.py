@@ -1,8 +1,8 @@
 """Fills a feature store while its samples are generated: what happens with a finished sample's states.
 
-    engine ──► complete? ──► encoded ──► journaled ──► contract ──► shard
-               else nothing              the sample    first ones,   its index comes last
-               is kept                                 then a trickle
+    engine ──► complete? ──► journaled ──► contract ──► encoded ──► shard
+               else nothing  the sample    first ones,              its index comes last
+               is kept                     then a trickle
 
 A crash leaves this true: **the store never holds a sample that the journal lacks, and a journaled sample without an
 indexed shard counts as unfinished.** A sample is journaled before its features are given to the writer, and no answer
@@ -14,8 +14,8 @@ that was written without, and the store may be deleted.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -24,9 +24,9 @@ import torch
 
 from eagle3_kimi.errors import DataError
 from eagle3_kimi.hidden_states.capture_config import CaptureConfig
-from eagle3_kimi.hidden_states.contract import ANCHOR_LAYER_ID, ContractCheck, ContractSample
+from eagle3_kimi.hidden_states.contract import ANCHOR_LAYER_ID, ContractCheck
 from eagle3_kimi.hidden_states.encode import FeatureEncoder
-from eagle3_kimi.hidden_states.feature_sample import FeatureSample
+from eagle3_kimi.hidden_states.encoder_thread import Captured, Encoded, EncoderThread, encode_all
 from eagle3_kimi.hidden_states.manifest import MANIFEST_NAME, StoreManifest, check_may_be_added_to, update_manifest
 from eagle3_kimi.hidden_states.samples import Sample
 from eagle3_kimi.hidden_states.shards import index_files, load_index, samples_fingerprint, token_digest
@@ -39,14 +39,8 @@ from eagle3_kimi.target import Target
 
 logger = logging.getLogger(__name__)
 
-
-@dataclass(frozen=True)
-class EncodedSample:
-    """A sample as the store keeps it."""
-
-    features: FeatureSample
-    proof: ContractSample | None
-    """For the contract check, where the sample's turn for it has come."""
+_MOST_TOKENS = 8192
+"""Whose states may wait to be encoded."""
 
 
 class OnePassStore:
@@ -89,11 +83,13 @@ class OnePassStore:
         self.layer_ids = tuple(sorted({ANCHOR_LAYER_ID, *self._manifest.aux_layer_ids, target.num_layers}))
         """Boundaries that the engine must capture."""
         self._seen: dict[str, tuple[str, str]] = {}  # id -> split, digest of every sample of this run
-        self._unchecked: list[EncodedSample] | None = []  # None once the contract has passed
-        self._added = 0
+        self._unchecked: list[Captured] | None = []  # None once the contract has passed
+        self._written = 0
         self._encoder: FeatureEncoder
         self._contract: ContractCheck
-        self._writer: FeatureStoreWriter | None = None
+        self._open = ExitStack()
+        self._thread: EncoderThread
+        self._writer: FeatureStoreWriter
 
     def holds(self, sample: Sample) -> bool:
         """Whether an indexed shard has the journaled sample. Call it for each one.
@@ -111,46 +107,21 @@ class OnePassStore:
             )
         return stored is not None
 
-    def encode(self, sample: Sample, states: CapturedStates) -> EncodedSample:
-        """The sample in the store's format; keeps nothing.
-
-        Raises:
-            DataError: the states are not those of the sample's tokens, or not finite.
-        """
-        if not hasattr(self, "_encoder"):
-            self._load_head()
-        (features,) = self._encoder.encode([(sample, states)])
-        if isinstance(features, DataError):
-            raise features
-        if self._unchecked is None and self._added % self._config.contract_every:
-            return EncodedSample(features, None)
-        proof = ContractSample(
-            id=sample.id,
-            token_ids=sample.token_ids,
-            num_prompt_tokens=sample.num_prompt_tokens,
-            anchor=self._encoder.layers(states, (ANCHOR_LAYER_ID,)),
-            final=self._encoder.layers(states, (self._target.num_layers,)),
-        )
-        return EncodedSample(features, proof)
-
-    def add(self, encoded: EncodedSample) -> None:
-        """Takes an encoded sample, once it is journaled.
+    def add(self, sample: Sample, states: CapturedStates) -> None:
+        """Takes a sample whose states are fit for it (`encode.find_fault`), once it is journaled.
 
         Raises:
             DataError: the first samples fail the contract; nothing has been written.
-            RunStopped: a later sample does, or the disk is full; what is indexed stays.
+            RunStopped: an earlier one does, or the disk is full; what is indexed stays.
         """
-        features = encoded.features
-        self._seen[features.id] = features.split, token_digest(features.token_ids)
-        if self._unchecked is not None:
-            self._unchecked.append(encoded)
-            if len(self._unchecked) == self._config.contract_samples:
-                self._check_first(self._unchecked)
+        self._seen[sample.id] = sample.split, token_digest(sample.token_ids)
+        if self._unchecked is None:
+            self._thread.put(sample, states)
+            self._write(self._thread.take())
             return
-        if encoded.proof is not None:
-            config = self._config
-            check_one_more(self._contract, encoded.proof, config.store, good=self._added, every=config.contract_every)
-        self._write(features)
+        self._unchecked.append((sample, states))
+        if len(self._unchecked) == self._config.contract_samples:
+            self._check_first(self._unchecked)
 
     def __enter__(self) -> OnePassStore:
         return self
@@ -158,12 +129,11 @@ class OnePassStore:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        try:
+        with self._open:
             if kind is None and self._unchecked:
                 self._check_first(self._unchecked)
-        finally:
-            if self._writer is not None:
-                self._writer.close()
+            if kind is None and self._unchecked is None:
+                self._write(self._thread.drain())
         if kind is None:
             self._record()
 
@@ -181,19 +151,27 @@ class OnePassStore:
             tensor_parallel_size=self._tensor_parallel_size,
         )
 
-    def _check_first(self, encoded: list[EncodedSample]) -> None:
-        report = self._contract.check([each.proof for each in encoded if each.proof is not None])
+    def _check_first(self, first: list[Captured]) -> None:
+        self._load_head()
+        report = self._contract.check([self._encoder.proof(*captured) for captured in first])
         report.raise_if_failed()
         config, self._unchecked = self._config, None
-        self._writer = FeatureStoreWriter(config.store, self._manifest, max_shard_bytes=config.max_shard_bytes)
+        writer = FeatureStoreWriter(config.store, self._manifest, max_shard_bytes=config.max_shard_bytes)
+        self._writer = self._open.enter_context(writer)
+        self._thread = self._open.enter_context(EncoderThread(self._encoder, most_tokens=_MOST_TOKENS))
         update_manifest(config.store, contract=report.as_dict())
-        for each in encoded:
-            self._write(each.features)
+        self._write(encode_all(self._encoder, first))
 
-    def _write(self, features: FeatureSample) -> None:
-        assert self._writer is not None  # opened when the contract passed
-        self._writer.add(features)
-        self._added += 1
+    def _write(self, encoded: Iterable[Encoded]) -> None:
+        every = self._config.contract_every
+        for features, captured in encoded:
+            if isinstance(features, DataError):
+                raise features  # what was fit when it came cannot be encoded: no single sample is to blame
+            if self._written and not self._written % every:
+                proof = self._encoder.proof(*captured)
+                check_one_more(self._contract, proof, self._config.store, good=self._written, every=every)
+            self._writer.add(features, checked=True)
+            self._written += 1
 
     def _record(self) -> None:
         """The store belongs to the samples of this run: no fewer, no others."""
@@ -206,7 +184,7 @@ class OnePassStore:
         if (self._config.store / MANIFEST_NAME).exists():
             fingerprint = samples_fingerprint((name, *entry) for name, entry in self._seen.items())
             update_manifest(self._config.store, dataset_fingerprint=fingerprint)
-            logger.info("%s: %d samples, %d captured now", self._config.store, len(self._seen), self._added)
+            logger.info("%s: %d samples, %d captured now", self._config.store, len(self._seen), self._written)
 
 
 def read_sample(row: Mapping[str, Any], split: str) -> Sample:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from itertools import chain, islice
 from pathlib import Path
@@ -15,13 +14,13 @@ import torch
 from eagle3_kimi.errors import DataError, EngineError, RunStopped
 from eagle3_kimi.hidden_states.capture import CaptureRequest, StateSource
 from eagle3_kimi.hidden_states.config import CaptureOptions
-from eagle3_kimi.hidden_states.contract import ANCHOR_LAYER_ID, ContractCheck, ContractReport, ContractSample
+from eagle3_kimi.hidden_states.contract import ContractCheck, ContractReport, ContractSample
 from eagle3_kimi.hidden_states.encode import FeatureEncoder
+from eagle3_kimi.hidden_states.encoder_thread import Captured, Encoded, EncoderThread, encode_all
 from eagle3_kimi.hidden_states.feature_sample import FeatureSample
 from eagle3_kimi.hidden_states.manifest import StoreManifest, update_manifest
 from eagle3_kimi.hidden_states.ranks import Ranks
 from eagle3_kimi.hidden_states.samples import Sample, SampleReader, SampleRef
-from eagle3_kimi.hidden_states.sink import CapturedStates
 from eagle3_kimi.hidden_states.target_head import TargetHead
 from eagle3_kimi.hidden_states.trickle import check_one_more
 from eagle3_kimi.hidden_states.writer import FeatureStoreWriter
@@ -29,14 +28,6 @@ from eagle3_kimi.progress import Progress
 from eagle3_kimi.target import Target
 
 logger = logging.getLogger(__name__)
-
-
-_TOKENS_AT_ONCE = 2048
-"""Encoded together: enough that starting operations costs little, few beside what a forward pass leaves waiting."""
-
-Captured = tuple[Sample, CapturedStates]
-_Encoded = tuple[FeatureSample | DataError, Captured]
-"""What is kept of captured states, or why they are refused."""
 
 
 class ShareRun:
@@ -134,19 +125,16 @@ class ShareRun:
             del first
             while good:
                 yield self._count(good.pop(0))  # their memory goes as they are taken
-        most_waiting = self._options.max_batched_tokens // _TOKENS_AT_ONCE
-        with ThreadPoolExecutor(max_workers=1, thread_name_prefix="encoder") as thread:
-            waiting: deque[Future[list[_Encoded]]] = deque()  # what a forward pass gave is encoded during the next one
-            for batch in _batches(captured):
-                if not self._ranks.is_leader:  # it only computes
-                    continue
-                waiting.append(thread.submit(self._encode, batch))
-                came += len(batch)
-                if len(waiting) > most_waiting:
-                    yield from self._take(waiting.popleft().result(), store)
-            while waiting:
-                yield from self._take(waiting.popleft().result(), store)
-        if self._ranks.is_leader and came != len(share):
+        if not self._ranks.is_leader:
+            deque(captured, maxlen=0)  # it only computes
+            return
+        with EncoderThread(self._encoder, most_tokens=self._options.max_batched_tokens) as thread:
+            for one in captured:
+                thread.put(*one)
+                came += 1
+                yield from self._take(thread.take(), store)
+            yield from self._take(thread.drain(), store)
+        if came != len(share):
             raise EngineError(f"{len(share)} samples were asked for, states of {came} came back from the engine")
 
     def _requests(self, share: list[SampleRef], sent: dict[str, Sample]) -> Iterator[CaptureRequest]:
@@ -156,19 +144,19 @@ class ShareRun:
 
     def _prove(self, first: list[Captured]) -> list[FeatureSample]:
         """Agrees on the contract; a leader's features of its first samples."""
-        encoded = self._without_bad(self._encode(first)) if self._ranks.is_leader else ()
-        good = [(features, self._proof(*captured)) for features, captured in encoded]
+        encoded = self._without_bad(encode_all(self._encoder, first)) if self._ranks.is_leader else ()
+        good = [(features, self._encoder.proof(*captured)) for features, captured in encoded]
         self._report = self._agree_on_contract([proof for _, proof in good])
         return [features for features, _ in good]
 
-    def _take(self, encoded: list[_Encoded], store: Path | None) -> Iterator[FeatureSample]:
+    def _take(self, encoded: Iterable[Encoded], store: Path | None) -> Iterator[FeatureSample]:
         """The features that are good; now and then after one more check of the contract."""
         for features, captured in self._without_bad(encoded):
             self._unchecked += 1
             if self._unchecked >= self._options.contract_every:
                 self._unchecked = 0
                 every = self._options.contract_every
-                check_one_more(self._contract, self._proof(*captured), store, good=self._made, every=every)
+                check_one_more(self._contract, self._encoder.proof(*captured), store, good=self._made, every=every)
             yield self._count(features)
 
     def _count(self, features: FeatureSample) -> FeatureSample:
@@ -197,10 +185,7 @@ class ShareRun:
         text = f"{done:,} of {asked:,} samples, {rate:,.0f} tokens/s, about {left:,.0f} s left"
         progress.show(done, text)
 
-    def _encode(self, batch: list[Captured]) -> list[_Encoded]:
-        return list(zip(self._encoder.encode(batch), batch, strict=True))
-
-    def _without_bad(self, encoded: Iterable[_Encoded]) -> Iterator[tuple[FeatureSample, Captured]]:
+    def _without_bad(self, encoded: Iterable[Encoded]) -> Iterator[tuple[FeatureSample, Captured]]:
         """Refuses the others, and counts them."""
         for features, captured in encoded:
             if isinstance(features, FeatureSample):
@@ -216,26 +201,3 @@ class ShareRun:
                 f"{len(self._refused)} of {self._asked} samples were refused, a larger share than max_refused "
                 f"{self._options.max_refused:g}; the last one: {error}. What is written is good and stays"
             ) from error
-
-    def _proof(self, sample: Sample, states: CapturedStates) -> ContractSample:
-        return ContractSample(
-            id=sample.id,
-            token_ids=sample.token_ids,
-            num_prompt_tokens=sample.num_prompt_tokens,
-            anchor=self._encoder.layers(states, (ANCHOR_LAYER_ID,)),
-            final=self._encoder.layers(states, (self._target.num_layers,)),
-        )
-
-
-def _batches(captured: Iterable[Captured]) -> Iterator[list[Captured]]:
-    """Some thousand tokens at a time, as they come."""
-    batch: list[Captured] = []
-    tokens = 0
-    for sample, states in captured:
-        batch.append((sample, states))
-        tokens += len(states.token_ids)
-        if tokens >= _TOKENS_AT_ONCE:
-            yield batch
-            batch, tokens = [], 0
-    if batch:
-        yield batch
