@@ -38,7 +38,7 @@ def plan(
     disk: Annotated[
         Path | None,
         typer.Option(
-            help="Exit 1 when this folder's disk cannot hold the run. Without it, a warning about the current folder's.",
+            help="Exit 1 when this folder's disk cannot hold the run; the default warns of the current folder's.",
             show_default=False,
         ),
     ] = None,
@@ -131,8 +131,8 @@ def _fits_on_disk(made: Plan, request: PlanRequest, chosen: tuple[str, str], dis
     smallest = min(made.store_bytes, key=made.store_bytes.__getitem__)
     cure = "" if chosen == smallest else f"store aux {smallest[0]} and targets {smallest[1]}, "
     typer.echo(
-        f"warning: {disk.resolve()} has {show_size(free)} free, the run takes {show_size(needed)}: {cure}extract and train in "
-        "parts with --max-disk, or find a larger disk",
+        f"warning: {disk.resolve()} has {show_size(free)} free, the run takes {show_size(needed)}: {cure}extract and "
+        "train in parts with --max-disk, or find a larger disk",
         err=True,
     )
     return False

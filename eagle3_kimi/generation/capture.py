@@ -12,8 +12,7 @@ from eagle3_kimi.generation.config import GenerationConfig
 from eagle3_kimi.generation.rows import split_of
 from eagle3_kimi.hidden_states.capture_config import CaptureConfig
 from eagle3_kimi.hidden_states.capturing_engine import CapturedGeneration, CapturingVllmEngine
-from eagle3_kimi.hidden_states.encode import find_fault
-from eagle3_kimi.hidden_states.encoder_thread import Captured
+from eagle3_kimi.hidden_states.encode import Captured, find_fault
 from eagle3_kimi.hidden_states.one_pass import OnePassStore, read_sample
 from eagle3_kimi.hidden_states.samples import Sample
 from eagle3_kimi.hidden_states.sink import CapturedStates

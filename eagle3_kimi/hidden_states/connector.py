@@ -34,7 +34,15 @@ from vllm.v1.kv_cache_interface import HiddenStateCacheSpec
 from vllm.v1.request import RequestStatus
 
 from eagle3_kimi.errors import EngineError
-from eagle3_kimi.hidden_states.sink import CAPTURE_KEY, DROP_CUT_KEY, CapturedStates, Sink, find_sink, pinned_like
+from eagle3_kimi.hidden_states.sink import (
+    CAPTURE_KEY,
+    CHANNEL_PREFIX,
+    DROP_CUT_KEY,
+    CapturedStates,
+    Sink,
+    find_sink,
+    pinned_like,
+)
 
 if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_manager import KVCacheBlocks
@@ -71,7 +79,10 @@ class _Copy:
 
 
 class HiddenStatesConnector(KVConnectorBase_V1, SupportsHMA):
-    """Store-only connector; see the module's docstring. Only the first tensor-parallel rank copies."""
+    """Store-only connector; see the module's docstring. The first tensor-parallel rank copies all layers.
+
+    The others copy the last one where the sink is in their own process, so that they can help with the target's head.
+    """
 
     def __init__(self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig) -> None:
         super().__init__(vllm_config=vllm_config, role=role, kv_cache_config=kv_cache_config)
@@ -81,7 +92,7 @@ class HiddenStatesConnector(KVConnectorBase_V1, SupportsHMA):
         # worker's half
         self._sink: Sink | None = None
         self._cache: Tensor | None = None
-        self._copies_states = False
+        self._layers: slice | None = None  # None: it copies nothing
         self._copying: list[_Copy] = []
         self._stream: torch.cuda.Stream | None = None
 
@@ -129,9 +140,13 @@ class HiddenStatesConnector(KVConnectorBase_V1, SupportsHMA):
                 f"vLLM's hidden-states cache has blocks of {self._cache.shape[2]} tokens, its configuration says "
                 f"{self._block_size}; reading it would mix tokens up, so this version of vLLM is not supported"
             )
-        self._copies_states = get_tensor_model_parallel_rank() == 0
+        is_first = get_tensor_model_parallel_rank() == 0
         sink_name: str = self._kv_transfer_config.get_from_extra_config("sink", "")
-        self._sink = find_sink(sink_name, sends=self._copies_states)  # fail at start, not at the first sample
+        self._sink = find_sink(sink_name, sends=is_first)  # fail at start, not at the first sample
+        if is_first:
+            self._layers = slice(None)
+        elif not sink_name.startswith(CHANNEL_PREFIX):
+            self._layers = slice(-1, None)
 
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
         """Hands over the copies started a step ago, and starts those of this step."""
@@ -165,7 +180,7 @@ class HiddenStatesConnector(KVConnectorBase_V1, SupportsHMA):
 
     def _start_copy(self, request: FinishedRequest) -> _Copy:
         token_ids = torch.tensor(request.token_ids, dtype=torch.int64)
-        if not self._copies_states:
+        if self._layers is None:
             return _Copy(request.request_id, CapturedStates(request.capture_id, token_ids, None), None)
         assert self._cache is not None  # register_kv_caches ran before the first step
         if self._cache.device.type != "cuda":
@@ -183,11 +198,12 @@ class HiddenStatesConnector(KVConnectorBase_V1, SupportsHMA):
         return _Copy(request.request_id, CapturedStates(request.capture_id, token_ids, on_cpu), done)
 
     def _read_rows(self, request: FinishedRequest) -> Tensor:
-        """[S-1, L, H]: slot i of the request lies in its block i // block size, at i % block size."""
+        """[S-1, L, H] or [S-1, 1, H]: slot i of the request lies in its block i // block size, at i % block size."""
         assert self._cache is not None
+        assert self._layers is not None
         blocks = torch.tensor(request.block_ids, device=self._cache.device)
         positions = torch.arange(len(request.token_ids), device=self._cache.device)
-        return self._cache[blocks[positions // self._block_size], :, positions % self._block_size]
+        return self._cache[blocks[positions // self._block_size], self._layers, positions % self._block_size]
 
 
 def _find_group(kv_cache_config: KVCacheConfig) -> tuple[int, int]:

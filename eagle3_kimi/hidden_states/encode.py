@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -16,8 +17,28 @@ from eagle3_kimi.hidden_states.manifest import StoreManifest
 from eagle3_kimi.hidden_states.quantize import QuantizedStates, quantize
 from eagle3_kimi.hidden_states.samples import Sample
 from eagle3_kimi.hidden_states.sink import CapturedStates
-from eagle3_kimi.hidden_states.target_head import TargetHead
 from eagle3_kimi.hidden_states.topk import TopTargets
+
+Captured = tuple[Sample, CapturedStates]
+Encoded = tuple[FeatureSample | DataError, Captured]
+"""What is kept of captured states, or why they are not fit for the store."""
+
+
+class Head(Protocol):
+    """The target's head, or a group's way to it."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where it computes."""
+        ...
+
+    def find_top(self, states: Tensor, k: int) -> TopTargets:
+        """See `TargetHead.find_top`."""
+        ...
+
+    def argmax(self, states: Tensor) -> Tensor:
+        """See `TargetHead.argmax`."""
+        ...
 
 
 class FeatureEncoder:
@@ -29,25 +50,26 @@ class FeatureEncoder:
         layer_ids: boundaries that the engine captures, low to high; the aux layers and the last one among them.
     """
 
-    def __init__(self, manifest: StoreManifest, head: TargetHead, layer_ids: tuple[int, ...]) -> None:
+    def __init__(self, manifest: StoreManifest, head: Head, layer_ids: tuple[int, ...]) -> None:
         self._manifest, self._head, self._layer_ids = manifest, head, layer_ids
         self._state_dtype: torch.dtype = getattr(torch, manifest.format.state_dtype)
-        self._stream: torch.cuda.Stream | None = None
-        if head.device.type == "cuda":  # a stream of its own, beside the engine's
-            self._stream = torch.cuda.Stream(head.device)
-            self._stream.wait_stream(torch.cuda.current_stream(head.device))
+        self._stream = open_stream(head.device)
 
-    def encode(self, captured: Sequence[tuple[Sample, CapturedStates]]) -> list[FeatureSample | DataError]:
-        """The samples' features, in the same order; where one is not fit for the store, the error that says why.
+    def encode(self, captured: Sequence[Captured]) -> list[Encoded]:
+        """Each sample with its features, or with the error that says why it is not fit for the store; in order.
 
         All are encoded together: over short samples most of the time would go into starting each small operation.
         """
         with torch.cuda.stream(self._stream):
-            captured = [(sample, self._to_device(states)) for sample, states in captured]
-            faults = [find_fault(sample, states) for sample, states in captured]
-            good = [one for one, fault in zip(captured, faults, strict=True) if fault is None]
-            encoded = iter(self._encode(good) if good else ())
-            return [self._check(next(encoded)) if fault is None else fault for fault in faults]
+            on_device = [(sample, self._to_device(states)) for sample, states in captured]
+            faults = [find_fault(*one) for one in on_device]
+            good = [states for (_, states), fault in zip(on_device, faults, strict=True) if fault is None]
+            aux = iter(self._aux(good))
+            targets = self._targets([self._final(*one) for one in on_device])
+            return [
+                (fault or self._checked(one[0], next(aux), *target), one)
+                for one, fault, target in zip(captured, faults, targets, strict=True)
+            ]
 
     def proof(self, sample: Sample, states: CapturedStates) -> ContractSample:
         """What the contract check looks at."""
@@ -65,40 +87,46 @@ class FeatureEncoder:
         columns = [self._layer_ids.index(layer_id) for layer_id in layer_ids]
         return states.hidden_states[:, columns].flatten(1)
 
-    def _encode(self, captured: Sequence[tuple[Sample, CapturedStates]]) -> Iterator[FeatureSample]:
-        manifest = self._manifest
-        aux = torch.cat([self._layers(states, manifest.aux_layer_ids) for _, states in captured])
-        finals = [
-            self._layers(states, (manifest.num_layers,))[sample.num_prompt_tokens :] for sample, states in captured
-        ]
-        lengths, supervised = [len(states.token_ids) for _, states in captured], [len(final) for final in finals]
-        top, stored, argmax = self._targets(torch.cat(finals), supervised)
-        for number, ((sample, _), states) in enumerate(zip(captured, self._aux(aux, lengths), strict=True)):
-            yield FeatureSample(
-                id=sample.id,
-                split=sample.split,
-                token_ids=sample.token_ids,
-                num_prompt_tokens=sample.num_prompt_tokens,
-                spans=sample.spans,
-                aux_hidden_states=states,
-                top_targets=top[number],
-                final_hidden_states=stored[number],
-                target_argmax=argmax[number],
-            )
-
     def _to_device(self, states: CapturedStates) -> CapturedStates:
         if states.hidden_states is None:
             return states
         return replace(states, hidden_states=states.hidden_states.to(self._head.device, non_blocking=True))
 
-    def _check(self, features: FeatureSample) -> FeatureSample | DataError:
+    def _final(self, sample: Sample, states: CapturedStates) -> Tensor:
+        if states.hidden_states is None:
+            return torch.empty(0, self._manifest.hidden_size)
+        return supervised_states(sample, states)
+
+    def _checked(
+        self,
+        sample: Sample,
+        aux: Tensor | QuantizedStates,
+        top: TopTargets | None,
+        final: Tensor | None,
+        argmax: Tensor,
+    ) -> FeatureSample | DataError:
+        features = FeatureSample(
+            id=sample.id,
+            split=sample.split,
+            token_ids=sample.token_ids,
+            num_prompt_tokens=sample.num_prompt_tokens,
+            spans=sample.spans,
+            aux_hidden_states=aux,
+            top_targets=top,
+            final_hidden_states=final,
+            target_argmax=argmax,
+        )
         try:
             features.check(self._manifest)
         except DataError as error:
             return error
         return features
 
-    def _aux(self, states: Tensor, lengths: list[int]) -> Sequence[Tensor | QuantizedStates]:
+    def _aux(self, captured: list[CapturedStates]) -> Sequence[Tensor | QuantizedStates]:
+        if not captured:
+            return ()
+        states = torch.cat([self._layers(one, self._manifest.aux_layer_ids) for one in captured])
+        lengths = [len(one.token_ids) for one in captured]
         if self._manifest.format.aux_dtype != "fp8":
             return states.to(self._state_dtype).cpu().split(lengths)
         return quantize(
@@ -108,16 +136,34 @@ class FeatureEncoder:
             device=self._head.device,
         ).split(lengths)
 
-    def _targets(
-        self, final: Tensor, lengths: list[int]
-    ) -> tuple[Sequence[TopTargets | None], Sequence[Tensor | None], Sequence[Tensor]]:
-        """What is kept of the final states: their most likely tokens or themselves, and the target's choice."""
-        nothing = [None] * len(lengths)
+    def _targets(self, finals: list[Tensor]) -> Iterator[tuple[TopTargets | None, Tensor | None, Tensor]]:
+        """What is kept of the final states: their most likely tokens or themselves, and the target's choice.
+
+        Of all samples, good or bad: other ranks may compute their share of them at the same time.
+        """
+        final, lengths = torch.cat(finals), [len(one) for one in finals]
         if self._manifest.format.targets == "state":
             stored = final.to(self._state_dtype).cpu()
-            return nothing, stored.split(lengths), self._head.argmax(final).split(lengths)
-        top = self._head.find_top(final, self._manifest.format.top_k)
-        return top.split(lengths), nothing, top.choice.to(torch.int64).split(lengths)
+            for one, argmax in zip(stored.split(lengths), self._head.argmax(final).split(lengths), strict=True):
+                yield None, one, argmax
+        else:
+            for top in self._head.find_top(final, self._manifest.format.top_k).split(lengths):
+                yield top, None, top.choice.to(torch.int64)
+
+
+def open_stream(device: torch.device) -> torch.cuda.Stream | None:
+    """A stream beside the engine's, after what has been started so far; None, which changes nothing, on a CPU."""
+    if device.type != "cuda":
+        return None
+    stream = torch.cuda.Stream(device)
+    stream.wait_stream(torch.cuda.current_stream(device))
+    return stream
+
+
+def supervised_states(sample: Sample, states: CapturedStates) -> Tensor:
+    """[S-1-P, H]: the last captured layer where the target's own tokens follow."""
+    assert states.hidden_states is not None
+    return states.hidden_states[sample.num_prompt_tokens :, -1]
 
 
 def find_fault(sample: Sample, states: CapturedStates) -> DataError | None:

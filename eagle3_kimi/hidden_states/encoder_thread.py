@@ -6,22 +6,25 @@ engine ──► put ──► batch ──► encoder's thread ──► take, 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
+from typing import Protocol
 
-from eagle3_kimi.errors import DataError
-from eagle3_kimi.hidden_states.encode import FeatureEncoder
-from eagle3_kimi.hidden_states.feature_sample import FeatureSample
+from eagle3_kimi.hidden_states.encode import Captured, Encoded
 from eagle3_kimi.hidden_states.samples import Sample
 from eagle3_kimi.hidden_states.sink import CapturedStates
 
 _TOKENS_AT_ONCE = 2048
 """Encoded together: enough that starting operations costs little, few beside what a forward pass leaves waiting."""
 
-Captured = tuple[Sample, CapturedStates]
-Encoded = tuple[FeatureSample | DataError, Captured]
-"""What is kept of captured states, or why they are not fit for the store."""
+
+class Encoder(Protocol):
+    """Encodes captured states: `FeatureEncoder`, or what helps another rank's."""
+
+    def encode(self, captured: Sequence[Captured]) -> list[Encoded]:
+        """See `FeatureEncoder.encode`."""
+        ...
 
 
 class EncoderThread:
@@ -32,7 +35,7 @@ class EncoderThread:
         most_tokens: tokens whose states may wait; about two thousand more wait for their turn to be put together.
     """
 
-    def __init__(self, encoder: FeatureEncoder, *, most_tokens: int) -> None:
+    def __init__(self, encoder: Encoder, *, most_tokens: int) -> None:
         self._encoder, self._most_batches = encoder, most_tokens // _TOKENS_AT_ONCE
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="encoder")
         self._batch: list[Captured] = []
@@ -67,10 +70,5 @@ class EncoderThread:
 
     def _submit(self) -> None:
         if self._batch:
-            self._waiting.append(self._thread.submit(encode_all, self._encoder, self._batch))
+            self._waiting.append(self._thread.submit(self._encoder.encode, self._batch))
             self._batch, self._batch_tokens = [], 0
-
-
-def encode_all(encoder: FeatureEncoder, batch: list[Captured]) -> list[Encoded]:
-    """Each with what came of it."""
-    return list(zip(encoder.encode(batch), batch, strict=True))

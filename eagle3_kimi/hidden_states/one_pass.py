@@ -25,8 +25,8 @@ import torch
 from eagle3_kimi.errors import DataError
 from eagle3_kimi.hidden_states.capture_config import CaptureConfig
 from eagle3_kimi.hidden_states.contract import ANCHOR_LAYER_ID, ContractCheck
-from eagle3_kimi.hidden_states.encode import FeatureEncoder
-from eagle3_kimi.hidden_states.encoder_thread import Captured, Encoded, EncoderThread, encode_all
+from eagle3_kimi.hidden_states.encode import Captured, Encoded, FeatureEncoder
+from eagle3_kimi.hidden_states.encoder_thread import EncoderThread
 from eagle3_kimi.hidden_states.manifest import MANIFEST_NAME, StoreManifest, check_may_be_added_to, update_manifest
 from eagle3_kimi.hidden_states.samples import Sample
 from eagle3_kimi.hidden_states.shards import index_files, load_index, samples_fingerprint, token_digest
@@ -160,7 +160,7 @@ class OnePassStore:
         self._writer = self._open.enter_context(writer)
         self._thread = self._open.enter_context(EncoderThread(self._encoder, most_tokens=_MOST_TOKENS))
         update_manifest(config.store, contract=report.as_dict())
-        self._write(encode_all(self._encoder, first))
+        self._write(self._encoder.encode(first))
 
     def _write(self, encoded: Iterable[Encoded]) -> None:
         every = self._config.contract_every

@@ -2,7 +2,7 @@
 
     world size 4, tensor-parallel size 2:   group 0 = ranks 0, 1    group 1 = ranks 2, 3
 
-The first rank of a group is its leader: the only one that gets states, and the one that writes.
+The first rank of a group is its leader: the only one that gets all states, and the one that writes.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from functools import cached_property
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from eagle3_kimi.errors import UsageError
 
@@ -64,6 +65,16 @@ class Ranks:
         torch.distributed.all_gather_object(values, value)
         return values
 
+    def gather_in_group(self, tensor: Tensor) -> list[Tensor] | None:
+        """Every rank's tensor, all of one shape and on the CPU, to the leader of its group; the others get None.
+
+        May run in a thread of its own, if nothing else of the group's does meanwhile.
+        """
+        parts = [torch.empty_like(tensor) for _ in range(self.tensor_parallel_size)] if self.is_leader else None
+        leader = self.group * self.tensor_parallel_size
+        torch.distributed.gather(tensor, parts, dst=leader, group=self.host_group)
+        return parts
+
     def scatter_in_group(self, values: list[Any] | None) -> Any:
         """The leader's `values`, one to each rank of its group; the others give None."""
         if self.tensor_parallel_size == 1:
@@ -71,12 +82,12 @@ class Ranks:
             return values[0]
         came: list[Any] = [None]
         leader = self.group * self.tensor_parallel_size
-        torch.distributed.scatter_object_list(came, values, src=leader, group=self._host_group)
+        torch.distributed.scatter_object_list(came, values, src=leader, group=self.host_group)
         return came[0]
 
     @cached_property
-    def _host_group(self) -> torch.distributed.ProcessGroup:
-        """The group's processes, for objects in the host's memory. Made by all ranks at once."""
+    def host_group(self) -> torch.distributed.ProcessGroup:
+        """The group's processes, for what is in the host's memory. Made by all ranks at once, when first asked for."""
         size = self.tensor_parallel_size
         firsts = range(0, self.world_size, size)
         groups = [torch.distributed.new_group(list(range(first, first + size)), backend="gloo") for first in firsts]

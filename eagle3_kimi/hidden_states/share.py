@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import chain, islice
@@ -15,12 +14,13 @@ from eagle3_kimi.errors import DataError, EngineError, RunStopped
 from eagle3_kimi.hidden_states.capture import CaptureRequest, StateSource
 from eagle3_kimi.hidden_states.config import CaptureOptions
 from eagle3_kimi.hidden_states.contract import ContractCheck, ContractReport, ContractSample
-from eagle3_kimi.hidden_states.encode import FeatureEncoder
-from eagle3_kimi.hidden_states.encoder_thread import Captured, Encoded, EncoderThread, encode_all
+from eagle3_kimi.hidden_states.encode import Captured, Encoded, FeatureEncoder
+from eagle3_kimi.hidden_states.encoder_thread import Encoder, EncoderThread
 from eagle3_kimi.hidden_states.feature_sample import FeatureSample
 from eagle3_kimi.hidden_states.manifest import StoreManifest, update_manifest
 from eagle3_kimi.hidden_states.ranks import Ranks
 from eagle3_kimi.hidden_states.samples import Sample, SampleReader, SampleRef
+from eagle3_kimi.hidden_states.shared_head import HelpingEncoder, SharedHead
 from eagle3_kimi.hidden_states.target_head import TargetHead
 from eagle3_kimi.hidden_states.trickle import check_one_more
 from eagle3_kimi.hidden_states.writer import FeatureStoreWriter
@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 
 class ShareRun:
-    """One group's share. Ranks that are no leader only drive their engine.
+    """One group's share. Ranks that are no leader drive their engine, and help with the head.
 
     The contract is agreed on once, on the first samples of the first call; later ones are checked now and then.
 
@@ -63,9 +63,14 @@ class ShareRun:
         self._report: ContractReport | None = None
         self._made = self._tokens = self._unchecked = 0
         self._refused = refused
-        if ranks.is_leader:
-            head = TargetHead(target, dtype=getattr(torch, manifest.dtype), device=ranks.device)
-            self._encoder = FeatureEncoder(manifest, head, source.layer_ids)
+        dtype = getattr(torch, manifest.dtype)
+        head = TargetHead(target, dtype=dtype, device=ranks.device) if ranks.is_leader else None
+        shared = None
+        if ranks.tensor_parallel_size > 1:
+            shared = SharedHead(target, manifest.vocab_size, dtype=dtype, ranks=ranks)
+        self._encoder: Encoder
+        if head is not None:
+            self._encoder = self._feature_encoder = FeatureEncoder(manifest, shared or head, source.layer_ids)
             self._contract = ContractCheck(
                 target,
                 head,
@@ -73,6 +78,8 @@ class ShareRun:
                 temperature=self._temperature(),
                 tensor_parallel_size=options.tensor_parallel_size,
             )
+        elif shared is not None:
+            self._encoder = HelpingEncoder(shared, manifest.format)
 
     @property
     def counts(self) -> tuple[int, int, int]:
@@ -125,9 +132,6 @@ class ShareRun:
             del first
             while good:
                 yield self._count(good.pop(0))  # their memory goes as they are taken
-        if not self._ranks.is_leader:
-            deque(captured, maxlen=0)  # it only computes
-            return
         with EncoderThread(self._encoder, most_tokens=self._options.max_batched_tokens) as thread:
             for one in captured:
                 thread.put(*one)
@@ -144,8 +148,8 @@ class ShareRun:
 
     def _prove(self, first: list[Captured]) -> list[FeatureSample]:
         """Agrees on the contract; a leader's features of its first samples."""
-        encoded = self._without_bad(encode_all(self._encoder, first)) if self._ranks.is_leader else ()
-        good = [(features, self._encoder.proof(*captured)) for features, captured in encoded]
+        encoded = self._without_bad(self._encoder.encode(first)) if first else ()
+        good = [(features, self._feature_encoder.proof(*captured)) for features, captured in encoded]
         self._report = self._agree_on_contract([proof for _, proof in good])
         return [features for features, _ in good]
 
@@ -156,7 +160,9 @@ class ShareRun:
             if self._unchecked >= self._options.contract_every:
                 self._unchecked = 0
                 every = self._options.contract_every
-                check_one_more(self._contract, self._encoder.proof(*captured), store, good=self._made, every=every)
+                check_one_more(
+                    self._contract, self._feature_encoder.proof(*captured), store, good=self._made, every=every
+                )
             yield self._count(features)
 
     def _count(self, features: FeatureSample) -> FeatureSample:

@@ -36,7 +36,7 @@ class CapturedStates:
     token_ids: Tensor
     """int64 [S-1]: every token of the request except the last one, which was never an input."""
     hidden_states: Tensor | None
-    """[S-1, L, H] on the CPU; None on every tensor-parallel rank but the first."""
+    """[S-1, L, H] on the CPU; on any tensor-parallel rank but the first only the last layer, [S-1, 1, H], or None."""
 
 
 class Sink(Protocol):

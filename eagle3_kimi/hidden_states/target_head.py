@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from eagle3_kimi.hidden_states.topk import TopTargets, find_top_targets
+from eagle3_kimi.hidden_states.topk import BestTokens, TopTargets, find_best
 from eagle3_kimi.target import Target
 
 _ROWS_AT_ONCE = 512
@@ -36,11 +36,23 @@ class TargetHead:
         target: the target model; only its norm and head are read.
         dtype: of the weights and the product; logits are then float32.
         device: where the head lives: V*H values.
+        tokens: the ids whose rows are kept, where other ranks have the others; None keeps all.
     """
 
-    def __init__(self, target: Target, *, dtype: torch.dtype, device: torch.device | str = "cpu") -> None:
+    def __init__(
+        self,
+        target: Target,
+        *,
+        dtype: torch.dtype,
+        device: torch.device | str = "cpu",
+        tokens: range | None = None,
+    ) -> None:
+        head = target.read_tensor("lm_head")
+        if tokens is not None:
+            head = head[tokens.start : tokens.stop].clone()  # the rest of it goes
         self._norm = target.read_tensor("final_norm").to(device, dtype)
-        self._head = target.read_tensor("lm_head").to(device, dtype)
+        self._first_id = tokens.start if tokens else 0
+        self._head = head.to(device, dtype)
         self._eps = target.rms_norm_eps
 
     @property
@@ -67,9 +79,14 @@ class TargetHead:
 
     @torch.inference_mode()
     def find_top(self, states: Tensor, k: int) -> TopTargets:
-        """[N, H] -> the k most likely tokens after each, on the CPU."""
-        parts = (find_top_targets(self.logits(part), k) for part in states.split(_ROWS_AT_ONCE))
-        return TopTargets.cat([part.to("cpu") for part in parts])
+        """[N, H] -> the k most likely tokens after each (V if there are fewer), on the CPU."""
+        return self.find_best(states, min(k, len(self._head))).among_all()
+
+    @torch.inference_mode()
+    def find_best(self, states: Tensor, k: int) -> BestTokens:
+        """[N, H] -> the k best of this head's tokens, on the CPU."""
+        parts = (find_best(self.logits(part), k, first_id=self._first_id) for part in states.split(_ROWS_AT_ONCE))
+        return BestTokens.cat([part.to("cpu") for part in parts])
 
     @torch.inference_mode()
     def score(self, states: Tensor, token_ids: Tensor, *, temperature: float = 1.0) -> TokenScores:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from eagle3_kimi.hidden_states.tensor_rows import TensorRows
 
@@ -27,10 +29,38 @@ class TopTargets(TensorRows):
         return self.ids[:, 0]
 
 
-def find_top_targets(logits: Tensor, k: int) -> TopTargets:
-    """float32 [M, V] logits -> their k largest (V if there are fewer), where the logits are."""
-    top, ids = logits.topk(min(k, logits.shape[-1]), dim=-1)
-    total = logits.logsumexp(-1, keepdim=True)
-    log_probs = top - total
-    tail_mass = 1.0 - log_probs.exp().sum(-1)
-    return TopTargets(ids=ids.to(torch.int32), log_probs=log_probs.half(), tail_mass=tail_mass.clamp_(0.0, 1.0))
+@dataclass(frozen=True, kw_only=True)
+class BestTokens(TensorRows):
+    """The best of some tokens at M positions, before anything is known of the others."""
+
+    ids: Tensor
+    """int32 [M, k], the most likely first."""
+    logits: Tensor
+    """float32 [M, k]; where there are fewer tokens than k, the rest is minus infinity."""
+    total: Tensor
+    """float32 [M]: logarithm of the sum of the exponentials of all their logits."""
+
+    def among_all(self) -> TopTargets:
+        """As probabilities: these tokens were all that there are."""
+        log_probs = self.logits - self.total[:, None]
+        tail_mass = 1.0 - log_probs.exp().sum(-1)
+        return TopTargets(ids=self.ids, log_probs=log_probs.half(), tail_mass=tail_mass.clamp_(0.0, 1.0))
+
+    @classmethod
+    def merge(cls, parts: Sequence[BestTokens], k: int) -> BestTokens:
+        """The k best of all parts, each with k of its own or all that it has."""
+        logits, order = torch.cat([part.logits for part in parts], dim=1).topk(k, dim=-1)
+        ids = torch.cat([part.ids for part in parts], dim=1).gather(1, order)
+        total = torch.stack([part.total for part in parts]).logsumexp(0)
+        return cls(ids=ids, logits=logits, total=total)
+
+
+def find_best(logits: Tensor, k: int, *, first_id: int = 0) -> BestTokens:
+    """float32 [M, V] logits of the tokens from `first_id` on -> their k best, where the logits are."""
+    best, ids = logits.topk(min(k, logits.shape[-1]), dim=-1)
+    missing = (0, k - best.shape[-1])
+    return BestTokens(
+        ids=pad((ids + first_id).to(torch.int32), missing),
+        logits=pad(best, missing, value=-torch.inf),
+        total=logits.logsumexp(-1),
+    )

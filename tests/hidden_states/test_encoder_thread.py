@@ -52,8 +52,8 @@ def test_together_gives_what_each_gives_alone(random_target: Target, captured: l
     encoder = open_encoder(random_target, FORMATS[name])
     together = encoder.encode(captured)
     assert len(together) == len(captured)
-    for one, (sample, states) in zip(together, captured, strict=True):
-        (alone,) = encoder.encode([(sample, states)])
+    for (one, _), pair in zip(together, captured, strict=True):
+        ((alone, _),) = encoder.encode([pair])
         assert isinstance(one, FeatureSample)
         assert isinstance(alone, FeatureSample)
         assert one.index_entry() == alone.index_entry()
@@ -63,7 +63,7 @@ def test_together_gives_what_each_gives_alone(random_target: Target, captured: l
 
 def test_a_bad_one_does_not_touch_its_neighbours(random_target: Target, captured: list[Captured]) -> None:
     encoder = open_encoder(random_target, FORMATS["fp8 and topk"])
-    good = encoder.encode(captured[:3])
+    good = [features for features, _ in encoder.encode(captured[:3])]
     sample, states = captured[1]
     assert states.hidden_states is not None
     for bad in (
@@ -71,7 +71,8 @@ def test_a_bad_one_does_not_touch_its_neighbours(random_target: Target, captured
         replace(states, hidden_states=states.hidden_states[:-1]),
         replace(states, hidden_states=None),
     ):
-        first, fault, last = encoder.encode([captured[0], (sample, bad), captured[2]])
+        encoded = encoder.encode([captured[0], (sample, bad), captured[2]])
+        first, fault, last = (what for what, _ in encoded)
         assert isinstance(fault, DataError)
         assert sample.id in str(fault)
         for one, expected in ((first, good[0]), (last, good[2])):

@@ -119,6 +119,22 @@ def test_two_processes_as_one_replica_equal_transformers(
 
 @pytest.mark.vllm
 @pytest.mark.multiprocess
+def test_two_processes_share_the_head(
+    random_target: Target, greedy_dataset: Path, expected: FeatureStore, tmp_path: Path
+) -> None:
+    """Each finds the best of its half of the vocabulary; the first batch is checked before the others come."""
+    result = launch(
+        2, tmp_path / "store",
+        "--target", str(random_target.path), "--dataset", str(greedy_dataset),
+        "--aux_layer_ids", str(list(AUX_LAYER_IDS)), "--top_k", "32", "--tensor_parallel_size", "2",
+        "--contract_samples", "3",
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr[-4000:]
+    assert_kept(FeatureStore(tmp_path / "store"), expected, random_target)
+
+
+@pytest.mark.vllm
+@pytest.mark.multiprocess
 def test_two_replicas_share_the_data(
     random_target: Target, greedy_dataset: Path, expected: FeatureStore, tmp_path: Path
 ) -> None:
@@ -196,14 +212,11 @@ def test_shares_are_disjoint_complete_and_even() -> None:
     assert [ref.num_tokens for ref in shares[0][:5]] == [by_length[n] for n in (0, 7, 8, 15, 16)]
 
 
-def test_the_default_format_keeps_what_was_captured(
-    config: ExtractConfig, expected: FeatureStore, random_target: Target, tmp_path: Path
-) -> None:
-    compact = replace(config, output=tmp_path / "compact", aux_dtype="fp8", targets="topk", top_k=32)
-    extract_hidden_states(compact)
-    store = FeatureStore(compact.output)
+def assert_kept(store: FeatureStore, expected: FeatureStore, target: Target) -> None:
+    """In the default format with 32 tokens: what the uncompressed one holds."""
+    assert store.ids == expected.ids
     assert store.manifest.format == FeatureFormat(top_k=32)
-    head = TargetHead(random_target, dtype=torch.float32)
+    head = TargetHead(target, dtype=torch.float32)
     for came, full in zip(store, expected, strict=True):
         assert isinstance(came.aux_hidden_states, QuantizedStates)
         aux = came.aux_hidden_states.decode()
@@ -215,6 +228,14 @@ def test_the_default_format_keeps_what_was_captured(
         assert torch.equal(came.top_targets.ids[:, :4].long(), ids[:, :4])
         torch.testing.assert_close(came.top_targets.log_probs.float().exp(), kept, rtol=1e-2, atol=1e-4)
         torch.testing.assert_close(came.top_targets.tail_mass, 1 - kept.sum(-1), rtol=1e-3, atol=1e-5)
+
+
+def test_the_default_format_keeps_what_was_captured(
+    config: ExtractConfig, expected: FeatureStore, random_target: Target, tmp_path: Path
+) -> None:
+    compact = replace(config, output=tmp_path / "compact", aux_dtype="fp8", targets="topk", top_k=32)
+    extract_hidden_states(compact)
+    assert_kept(FeatureStore(compact.output), expected, random_target)
     for other in ({"aux_dtype": "bf16"}, {"targets": "state"}, {"top_k": 64}):
         with pytest.raises(DataError, match="format aux fp8 with 16 outliers, targets top 32 against aux"):
             extract_hidden_states(replace(compact, dataset=config.dataset, **other))

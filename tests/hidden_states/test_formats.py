@@ -14,7 +14,7 @@ from eagle3_kimi.errors import UsageError
 from eagle3_kimi.hidden_states.formats import FeatureFormat, bytes_per_token
 from eagle3_kimi.hidden_states.quantize import quantize
 from eagle3_kimi.hidden_states.store import FeatureSample, FeatureStore, FeatureStoreWriter, StoreManifest, check_store
-from eagle3_kimi.hidden_states.topk import find_top_targets
+from eagle3_kimi.hidden_states.topk import find_best
 
 KIMI = {"hidden_size": 7168, "vocab_size": 163840, "num_hidden_layers": 61}
 FORMATS = [
@@ -44,7 +44,7 @@ def build_sample(
     state_dtype = getattr(torch, store_format.state_dtype)
     top = final = None
     if store_format.targets == "topk":
-        top = find_top_targets(4 * torch.randn(rows, vocab, generator=generator), store_format.top_k)
+        top = find_best(4 * torch.randn(rows, vocab, generator=generator), store_format.top_k).among_all()
     else:
         final = torch.randn(rows, hidden, generator=generator).to(state_dtype)
     quantized = quantize(aux, num_layers=3, num_outliers=store_format.num_outliers)

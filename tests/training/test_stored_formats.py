@@ -12,7 +12,7 @@ from eagle3_kimi.drafter.vocab import build_vocab_map
 from eagle3_kimi.hidden_states.formats import FeatureFormat
 from eagle3_kimi.hidden_states.quantize import quantize
 from eagle3_kimi.hidden_states.store import FeatureSample, FeatureStore, FeatureStoreWriter
-from eagle3_kimi.hidden_states.topk import find_top_targets
+from eagle3_kimi.hidden_states.topk import find_best
 from eagle3_kimi.training.batches import MicroBatches, pack
 from eagle3_kimi.training.config import TrainConfig
 from eagle3_kimi.training.metrics import Counts
@@ -45,7 +45,7 @@ def encode(sample: FeatureSample, store_format: FeatureFormat) -> FeatureSample:
         sample = replace(sample, aux_hidden_states=aux.to(dtype))
     if store_format.targets == "state":
         return replace(sample, final_hidden_states=final.to(dtype))
-    top = find_top_targets(TOY.logits(final), store_format.top_k)
+    top = find_best(TOY.logits(final), store_format.top_k).among_all()
     return replace(sample, final_hidden_states=None, top_targets=top, target_argmax=top.choice.to(torch.int64))
 
 

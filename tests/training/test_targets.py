@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from eagle3_kimi.hidden_states.topk import find_top_targets
+from eagle3_kimi.hidden_states.topk import find_best
 from eagle3_kimi.training.objectives import OBJECTIVES
 from eagle3_kimi.training.targets import StateTargets, TopDraftTargets
 
@@ -17,7 +17,7 @@ def build(k: int, draft: torch.Tensor) -> tuple[StateTargets, TopDraftTargets, t
     torch.manual_seed(0)
     states, head = torch.randn(M, H), torch.randn(V, H)
     logits = states @ head.T
-    top = TopDraftTargets.build(find_top_targets(logits, k), draft, V)
+    top = TopDraftTargets.build(find_best(logits, k).among_all(), draft, V)
     return StateTargets(states, head[draft]), top, logits.softmax(-1)
 
 
