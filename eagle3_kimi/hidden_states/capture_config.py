@@ -20,7 +20,8 @@ class CaptureConfig:
     format: FeatureFormat = field(default_factory=FeatureFormat)
     """Of the store."""
     max_shard_bytes: int = 2 << 30
-    """Size at which a shard is written; the states of a killed run's last two are captured again, by prefill."""
+    """Size at which a shard is written; of a killed run, the one it was filling is captured again, and one not yet
+    written."""
     contract_samples: int = 8
     """Samples checked against the contract before any is written."""
     contract_every: int = 256

@@ -1,8 +1,8 @@
 """The target's head shared out among the ranks of a tensor-parallel group.
 
 The final states are the same on every rank, so each finds the best of its share of the vocabulary, and only those go to
-the leader. Alone it would hold up the others: for Kimi-K2.5 the head is a thirtieth of a forward pass, and an eighth
-of that is all that a rank has to do.
+the leader. Alone it would hold up the others: for Kimi-K2.5 the head is 4% of a forward pass's arithmetic, and so 29%
+of what each of eight ranks has of it.
 
     rank 0   tokens 0..V/2-1   best k ──┐
     rank 1   tokens V/2..V-1   best k ──┴──► leader: the best k of all
