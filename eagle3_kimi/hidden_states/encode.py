@@ -17,6 +17,7 @@ from eagle3_kimi.hidden_states.manifest import StoreManifest
 from eagle3_kimi.hidden_states.quantize import QuantizedStates, quantize
 from eagle3_kimi.hidden_states.samples import Sample
 from eagle3_kimi.hidden_states.sink import CapturedStates
+from eagle3_kimi.hidden_states.tensor_rows import split_rows
 from eagle3_kimi.hidden_states.topk import TopTargets
 
 Captured = tuple[Sample, CapturedStates]
@@ -128,7 +129,7 @@ class FeatureEncoder:
         states = torch.cat([self._layers(one, self._manifest.aux_layer_ids) for one in captured])
         lengths = [len(one.token_ids) for one in captured]
         if self._manifest.format.aux_dtype != "fp8":
-            return states.to(self._state_dtype).cpu().split(lengths)
+            return split_rows(states.to(self._state_dtype).cpu(), lengths)
         return quantize(
             states,
             num_layers=len(self._manifest.aux_layer_ids),
@@ -143,8 +144,8 @@ class FeatureEncoder:
         """
         final, lengths = torch.cat(finals), [len(one) for one in finals]
         if self._manifest.format.targets == "state":
-            stored = final.to(self._state_dtype).cpu()
-            for one, argmax in zip(stored.split(lengths), self._head.argmax(final).split(lengths), strict=True):
+            stored, choices = final.to(self._state_dtype).cpu(), self._head.argmax(final)
+            for one, argmax in zip(split_rows(stored, lengths), split_rows(choices, lengths), strict=True):
                 yield None, one, argmax
         else:
             for top in self._head.find_top(final, self._manifest.format.top_k).split(lengths):

@@ -1,7 +1,4 @@
-"""Captured states are encoded beside the engine that makes the next ones.
-
-engine ──► put ──► batch ──► encoder's thread ──► take, in the order of put
-"""
+"""Captured states are encoded beside the engine that makes the next ones: some together, in a thread, in order."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ from eagle3_kimi.hidden_states.encode import Captured, Encoded
 from eagle3_kimi.hidden_states.samples import Sample
 from eagle3_kimi.hidden_states.sink import CapturedStates
 
-_TOKENS_AT_ONCE = 2048
+_TOKENS_AT_ONCE = 512
 """Encoded together: enough that starting operations costs little, few beside what a forward pass leaves waiting."""
 
 
@@ -32,7 +29,7 @@ class EncoderThread:
 
     Args:
         encoder: what it runs.
-        most_tokens: tokens whose states may wait; about two thousand more wait for their turn to be put together.
+        most_tokens: tokens whose states may wait; some hundred more wait for their turn to be put together.
     """
 
     def __init__(self, encoder: Encoder, *, most_tokens: int) -> None:

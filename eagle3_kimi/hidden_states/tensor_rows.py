@@ -33,6 +33,11 @@ class TensorRows:
         return cls(**{name: torch.cat([column[name] for column in columns]) for name in columns[0]})
 
     def split(self, lengths: Sequence[int]) -> list[Self]:
-        """What `cat` of parts of these lengths was made of, as views."""
-        columns = {name: tensor.split(list(lengths)) for name, tensor in self.tensors().items()}
+        """What `cat` of parts of these lengths was made of."""
+        columns = {name: split_rows(tensor, lengths) for name, tensor in self.tensors().items()}
         return [type(self)(**{name: parts[n] for name, parts in columns.items()}) for n in range(len(lengths))]
+
+
+def split_rows(tensor: Tensor, lengths: Sequence[int]) -> list[Tensor]:
+    """Parts with memory of their own: a view would keep all in memory, and be sent to another process with all."""
+    return [part.clone() for part in tensor.split(list(lengths))]
