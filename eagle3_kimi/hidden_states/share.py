@@ -63,23 +63,23 @@ class ShareRun:
         self._report: ContractReport | None = None
         self._made = self._tokens = self._unchecked = 0
         self._refused = refused
+        self._encoder: Encoder
         dtype = getattr(torch, manifest.dtype)
-        head = TargetHead(target, dtype=dtype, device=ranks.device) if ranks.is_leader else None
         shared = None
         if ranks.tensor_parallel_size > 1:
             shared = SharedHead(target, manifest.vocab_size, dtype=dtype, ranks=ranks)
-        self._encoder: Encoder
-        if head is not None:
-            self._encoder = self._feature_encoder = FeatureEncoder(manifest, shared or head, source.layer_ids)
-            self._contract = ContractCheck(
-                target,
-                head,
-                dtype=manifest.dtype,
-                temperature=self._temperature(),
-                tensor_parallel_size=options.tensor_parallel_size,
-            )
-        elif shared is not None:
-            self._encoder = HelpingEncoder(shared, manifest.format)
+            if not ranks.is_leader:
+                self._encoder = HelpingEncoder(shared, manifest.format)
+                return
+        head = TargetHead(target, dtype=dtype, device=ranks.device)
+        self._encoder = self._feature_encoder = FeatureEncoder(manifest, shared or head, source.layer_ids)
+        self._contract = ContractCheck(
+            target,
+            head,
+            dtype=manifest.dtype,
+            temperature=self._temperature(),
+            tensor_parallel_size=options.tensor_parallel_size,
+        )
 
     @property
     def counts(self) -> tuple[int, int, int]:
