@@ -20,8 +20,7 @@ class CaptureConfig:
     format: FeatureFormat = field(default_factory=FeatureFormat)
     """Of the store."""
     max_shard_bytes: int = 2 << 30
-    """Size at which a shard is written; of a killed run, the one it was filling is captured again, and one not yet
-    written."""
+    """Size at which a shard is finished; of a killed run, the one it was filling is captured again."""
     contract_samples: int = 8
     """Samples checked against the contract before any is written."""
     contract_every: int = 256

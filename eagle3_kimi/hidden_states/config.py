@@ -41,7 +41,7 @@ class CaptureOptions:
     accept_revisions: tuple[str, ...] = ()
     """Revisions in the samples' provenance that are this target's weights under another name."""
     max_shard_bytes: int = 2 << 30
-    """Size at which a shard is written; a killed run extracts the one it was filling again, and one not yet written."""
+    """Size at which a shard is finished; a killed run extracts the one it was filling again."""
     max_batched_tokens: int = 8192
     """Tokens of one forward pass."""
     max_tokens_in_flight: int = 65536

@@ -23,6 +23,7 @@ from eagle3_kimi.hidden_states.extraction import Extraction
 from eagle3_kimi.hidden_states.feature_sample import tensor_layout
 from eagle3_kimi.hidden_states.manifest import StoreManifest, check_may_be_added_to, update_manifest
 from eagle3_kimi.hidden_states.ranks import Ranks
+from eagle3_kimi.hidden_states.recovery import recover_store
 from eagle3_kimi.hidden_states.samples import SampleRef
 from eagle3_kimi.hidden_states.shards import read_token_digests
 from eagle3_kimi.target import resolve_target
@@ -58,11 +59,12 @@ def extract_hidden_states(config: ExtractConfig) -> ExtractSummary:
     ranks = Ranks.join(config.tensor_parallel_size)
     target = resolve_target(config.target, revision=config.revision, trust_remote_code=config.trust_remote_code)
     extraction = Extraction(config, config.dataset, target, ranks)
-    remaining = find_remaining(config.output, extraction.manifest, extraction.reader.refs, without=extraction.unfit)
+    refs = extraction.reader.refs
+    remaining = find_remaining(config.output, extraction.manifest, refs, ranks, without=extraction.unfit)
     check_free_space(config.output, count_bytes(remaining, extraction.manifest))
     skipped = len(extraction.refs) - len(remaining)
     if skipped and ranks.rank == 0:
-        logger.info("%d of %d samples are in %s already", skipped, len(extraction.reader.refs), config.output)
+        logger.info("%d of %d samples are in %s already", skipped, len(refs), config.output)
     with closing(extraction):
         written, tokens, refused = extraction.write(remaining, config.output)
     refused += len(extraction.unfit)
@@ -83,13 +85,16 @@ def count_bytes(refs: Iterable[SampleRef], manifest: StoreManifest) -> int:
 
 
 def find_remaining(
-    path: Path, manifest: StoreManifest, refs: Sequence[SampleRef], *, without: Container[str] = ()
+    path: Path, manifest: StoreManifest, refs: Sequence[SampleRef], ranks: Ranks, *, without: Container[str] = ()
 ) -> list[SampleRef]:
-    """Samples that the store at `path` does not hold, `without` some.
+    """Samples that the store at `path` does not hold, `without` some. Every rank asks, before anyone writes.
 
     Raises:
         DataError: the store belongs to another target, or holds a sample of the data set with other tokens.
     """
+    if ranks.rank == 0:
+        recover_store(path)
+    ranks.gather(None)
     digests = read_token_digests(path)
     if digests:
         check_may_be_added_to(path, manifest)

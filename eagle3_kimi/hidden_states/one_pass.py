@@ -28,6 +28,7 @@ from eagle3_kimi.hidden_states.contract import ANCHOR_LAYER_ID, ContractCheck
 from eagle3_kimi.hidden_states.encode import Captured, Encoded, FeatureEncoder
 from eagle3_kimi.hidden_states.encoder_thread import EncoderThread
 from eagle3_kimi.hidden_states.manifest import MANIFEST_NAME, StoreManifest, check_may_be_added_to, update_manifest
+from eagle3_kimi.hidden_states.recovery import recover_store
 from eagle3_kimi.hidden_states.samples import Sample
 from eagle3_kimi.hidden_states.shards import index_files, load_index, samples_fingerprint, token_digest
 from eagle3_kimi.hidden_states.sink import CapturedStates
@@ -204,5 +205,6 @@ def _read_stored(path: Path, manifest: StoreManifest) -> dict[str, tuple[str, st
     if not (path / MANIFEST_NAME).exists():
         return {}
     check_may_be_added_to(path, manifest)
+    recover_store(path)
     entries = (entry for file in index_files(path) for entry in load_index(file)["samples"])
     return {entry["id"]: (entry["split"], entry["tokens"]) for entry in entries}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,11 +35,16 @@ def load_index(file: Path) -> dict[str, Any]:
     return index
 
 
-def file_digest(file: Path, *, sync: bool = False) -> str:
-    """SHA-256 of a file, the digest the Hub knows large files by; `sync` brings it to the disk first."""
+def index_shard(shard: Path, entries: Sequence[Mapping[str, Any]]) -> None:
+    """Writes the index of a finished shard; `entries` are its samples'."""
+    size, digest = shard.stat().st_size, file_digest(shard)
+    index = {"shard": shard.name, "sha256": digest, "bytes": size, "samples": list(entries)}
+    write_json(shard.with_suffix(".json"), index)
+
+
+def file_digest(file: Path) -> str:
+    """SHA-256 of a file, the digest the Hub knows large files by."""
     with file.open("rb") as handle:
-        if sync:
-            os.fsync(handle.fileno())
         return hashlib.file_digest(handle, "sha256").hexdigest()
 
 

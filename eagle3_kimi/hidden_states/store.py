@@ -5,9 +5,9 @@
     features-r00-00000.json             the index: sha256 of the shard, and one entry a sample
 
 Everything is written under a temporary name, synced and renamed; the index comes last, so a shard
-without its index does not exist. A sample of S tokens with P prompt tokens keeps the aux states of
-positions 0..S-2 (the last token is never an input) and what the target says of the next token at the
-supervised positions:
+without its index does not exist, and gets one from its own header when a killed run goes on. A sample
+of S tokens with P prompt tokens keeps the aux states of positions 0..S-2 (the last token is never an
+input) and what the target says of the next token at the supervised positions:
 
     position     0    1   ...  P-1    P   ...  S-2   S-1
     aux          x    x   ...   x     x   ...   x     -

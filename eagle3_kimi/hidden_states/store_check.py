@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -58,7 +58,7 @@ def check_store(path: Path) -> StoreCheck:
             ids = [entry["id"] for entry in index["samples"]]
         except DataError as error:
             damaged[shard.name], index, ids = str(error), {}, _read_ids(shard)
-        fault = damaged.get(shard.name) or _find_fault(shard, index, manifest)
+        fault = damaged.get(shard.name) or _find_shard_fault(shard, index, manifest)
         twice = seen.intersection(ids)
         if not fault and twice:
             fault = f"holds {len(twice)} samples that another shard holds too, e.g. {sorted(twice)[0]}"
@@ -79,16 +79,21 @@ def check_store(path: Path) -> StoreCheck:
     )  # fmt: skip
 
 
-def _find_fault(shard: Path, index: dict[str, Any], manifest: StoreManifest) -> str | None:
+def _find_shard_fault(shard: Path, index: dict[str, Any], manifest: StoreManifest) -> str | None:
     if not shard.is_file():
         return "is missing"
     if shard.stat().st_size != index["bytes"]:
         return f"has {shard.stat().st_size} bytes, the index says {index['bytes']}"
     if file_digest(shard) != index["sha256"]:
         return "does not have the checksum in its index"
+    return find_fault(shard, index["samples"], manifest)
+
+
+def find_fault(shard: Path, entries: Sequence[Mapping[str, Any]], manifest: StoreManifest) -> str | None:
+    """What is wrong with the samples in a shard; `entries` are their index entries."""
     try:
         with safe_open(shard, framework="pt") as handle:
-            for entry in index["samples"]:
+            for entry in entries:
                 layout = tensor_layout(manifest, entry["num_tokens"], entry["num_prompt_tokens"])
                 tensors = {name: handle.get_tensor(f"{entry['id']}/{name}") for name in layout}
                 sample = FeatureSample.from_tensors(entry, tensors)

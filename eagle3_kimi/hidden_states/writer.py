@@ -1,26 +1,33 @@
-"""Writing a feature store: one writer a rank, shards in the background."""
+"""Writing a feature store: one writer a rank, in the background."""
 
 from __future__ import annotations
 
-import os
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 
-from safetensors import SafetensorError
-from safetensors.torch import save_file
-
 from eagle3_kimi.errors import DataError, RunStopped
 from eagle3_kimi.hidden_states.feature_sample import FeatureSample
+from eagle3_kimi.hidden_states.growing_shard import GrowingShard, count_header_bytes
 from eagle3_kimi.hidden_states.manifest import MANIFEST_NAME, StoreManifest
-from eagle3_kimi.hidden_states.shards import file_digest, index_files, load_index, write_json
+from eagle3_kimi.hidden_states.shards import index_files, index_shard, read_token_digests
+
+_BYTES_AT_ONCE = 32 << 20
+"""Of samples that wait in memory until they are written together."""
+
+_MOST_HEADER_BYTES = 2 << 20
+"""Kept in front of a shard whose end is not in sight: some thousand samples, and little if fewer come."""
 
 
 class FeatureStoreWriter:
     """Writes one rank's shards, in the background; every rank has a writer of its own.
 
-    A shard is written when `max_shard_bytes` are gathered, and the last one on `close`, so a killed
-    run loses at most the shard being gathered and the one being written.
+    Samples reach the disk as they come, some megabytes at a time. A shard is finished with `max_shard_bytes`, or when
+    its header is full (some thousand samples), and the last one on `close`: `add` waits until it is whole on the disk,
+    so a killed run loses at most the shard it was filling. Its digest and its index follow in the background; where
+    they are missing, `recover_store` makes them.
     """
 
     def __init__(self, path: Path, manifest: StoreManifest, *, rank: int = 0, max_shard_bytes: int = 2 << 30) -> None:
@@ -31,16 +38,15 @@ class FeatureStoreWriter:
         else:
             manifest.save(self.path)
         self.manifest = manifest
-        indexes = [load_index(file) for file in index_files(self.path)]
-        self.written_ids: set[str] = {entry["id"] for index in indexes for entry in index["samples"]}
-        """Ids in finished shards, of any rank: what a resumed run skips."""
+        self._seen = set(read_token_digests(self.path))
         own = [file.stem for file in index_files(self.path) if file.stem.startswith(f"features-r{rank:02d}-")]
         self._number = max((int(stem.rsplit("-", 1)[1]) + 1 for stem in own), default=0)
-        self._samples: list[FeatureSample] = []
-        self._seen = set(self.written_ids)
-        self._bytes = 0
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="feature-store")
-        self._pending: Future[None] | None = None
+        self._threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="feature-store")
+        self._writing: Future[None] | None = None
+        self._indexing: Future[None] | None = None
+        self._shard: GrowingShard | None = None
+        self._waiting: list[FeatureSample] = []
+        self._waiting_bytes = self._shard_bytes = self._header_bytes = 0
 
     def add(self, sample: FeatureSample, *, checked: bool = False) -> None:
         """Checks and keeps a sample.
@@ -51,25 +57,33 @@ class FeatureStoreWriter:
 
         Raises:
             DataError: the sample is bad or already there; nothing of it is kept.
-            RunStopped: an earlier shard could not be written (a full disk); what is indexed stays.
+            RunStopped: the disk is full; what is indexed stays.
         """
         if not checked:
             sample.check(self.manifest)
         if sample.id in self._seen:
             raise DataError(f"sample {sample.id} is already in the store {self.path}")
         self._seen.add(sample.id)
-        self._samples.append(sample)
-        self._bytes += sum(tensor.nbytes for tensor in sample.to_tensors().values())
-        if self._bytes >= self.max_shard_bytes:
-            self._flush()
+        header_bytes = count_header_bytes(sample)
+        if self._shard is not None and self._header_bytes + header_bytes > self._shard.header_bytes:
+            self._finish_shard()
+        size = header_bytes + sum(tensor.nbytes for tensor in sample.to_tensors().values())
+        self._waiting.append(sample)
+        self._waiting_bytes += size
+        self._shard_bytes += size
+        self._header_bytes += header_bytes
+        if self._shard_bytes >= self.max_shard_bytes:
+            self._finish_shard()
+        elif self._waiting_bytes >= _BYTES_AT_ONCE:
+            self._write_waiting()
 
     def close(self) -> None:
-        """Writes the last shard and waits for the disk."""
+        """Finishes the last shard and waits for all indexes."""
         try:
-            self._flush()
-            self._wait()
+            self._finish_shard()
+            self._wait_for_index()
         finally:
-            self._thread.shutdown(wait=True)
+            self._threads.shutdown(wait=True)
 
     def __enter__(self) -> FeatureStoreWriter:
         return self
@@ -79,39 +93,57 @@ class FeatureStoreWriter:
     ) -> None:
         self.close()
 
-    def _flush(self) -> None:
-        self._wait()
-        if self._samples:
-            stem = f"features-r{self.rank:02d}-{self._number:05d}"
-            self._pending = self._thread.submit(self._write_shard, stem, self._samples)
-            self._samples, self._bytes, self._number = [], 0, self._number + 1
-
-    def _wait(self) -> None:
-        if self._pending is None:
+    def _write_waiting(self, *, is_last: bool = False) -> None:
+        self._wait_for_write()
+        if not self._waiting:
             return
-        pending, self._pending = self._pending, None
+        if self._shard is None:
+            room = self._header_bytes
+            if not is_last:  # as much for the rest of the shard as for its first samples
+                whole = room * self.max_shard_bytes // self._shard_bytes
+                room = max(room, min(whole, _MOST_HEADER_BYTES))
+            file = self.path / f"features-r{self.rank:02d}-{self._number:05d}.safetensors"
+            self._shard, self._number = GrowingShard(file, header_bytes=room), self._number + 1
+        self._writing = self._threads.submit(self._shard.append, self._waiting)
+        self._waiting, self._waiting_bytes = [], 0
+
+    def _finish_shard(self) -> None:
+        self._write_waiting(is_last=True)
+        self._wait_for_write()
+        shard = self._shard
+        if shard is None:
+            return
+        with self._naming_the_disk():
+            shard.finish()
+        self._forget_shard()
+        self._wait_for_index()
+        self._indexing = self._threads.submit(index_shard, shard.file, shard.entries)
+
+    def _wait_for_write(self) -> None:
+        if self._writing is not None:
+            writing, self._writing = self._writing, None
+            with self._naming_the_disk():
+                writing.result()
+
+    def _wait_for_index(self) -> None:
+        if self._indexing is not None:
+            indexing, self._indexing = self._indexing, None
+            with self._naming_the_disk():
+                indexing.result()
+
+    def _forget_shard(self) -> None:
+        self._shard, self._waiting = None, []
+        self._waiting_bytes = self._shard_bytes = self._header_bytes = 0
+
+    @contextmanager
+    def _naming_the_disk(self) -> Iterator[None]:
         try:
-            pending.result()
+            yield
         except OSError as error:
+            if self._shard is not None:
+                self._shard.discard()
+            self._forget_shard()
             raise RunStopped(
                 f"a shard could not be written to {self.path} ({error}). Shards with an index are complete and stay; "
                 "make room and run the same command again: it goes on from there"
             ) from error
-
-    def _write_shard(self, stem: str, samples: list[FeatureSample]) -> None:
-        shard, temporary = self.path / f"{stem}.safetensors", self.path / f".{stem}.safetensors.tmp"
-        tensors = {f"{s.id}/{name}": tensor.contiguous() for s in samples for name, tensor in s.to_tensors().items()}
-        try:
-            save_file(tensors, temporary)
-            digest = file_digest(temporary, sync=True)
-            size = temporary.stat().st_size
-            os.replace(temporary, shard)
-        except SafetensorError as error:  # its I/O errors are not OSErrors
-            raise OSError(str(error)) from error
-        finally:
-            temporary.unlink(missing_ok=True)
-        write_json(
-            self.path / f"{stem}.json",
-            {"shard": shard.name, "sha256": digest, "bytes": size, "samples": [s.index_entry() for s in samples]},
-        )
-        self.written_ids.update(sample.id for sample in samples)

@@ -115,7 +115,7 @@ class RingFeatures:
         if self._ranks.rank == 0:
             size = show_size(sum(self._sizes[ref.id] for ref in refs))
             logger.info("a part of the %s split: %d samples, %s", split, len(refs), size)
-        remaining = find_remaining(folder, self._extraction.manifest, refs)
+        remaining = find_remaining(folder, self._extraction.manifest, refs, self._ranks)
         with aside():
             self._extraction.write(remaining, folder)
         if self._ranks.rank == 0:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,8 +14,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from eagle3_kimi.errors import DataError, RunStopped
+from eagle3_kimi.hidden_states import writer as writer_module
+from eagle3_kimi.hidden_states.recovery import recover_store
 from eagle3_kimi.hidden_states.store import (
     FeatureFormat,
     FeatureSample,
@@ -83,7 +87,8 @@ def test_shards_are_cut_by_size_and_numbered_on_after_a_restart(tmp_path: Path) 
     write(tmp_path, ["c"], max_shard_bytes=1)
     names = sorted(file.name for file in tmp_path.glob("*.safetensors"))
     assert names == [f"features-r00-0000{n}.safetensors" for n in range(3)]
-    assert FeatureStoreWriter(tmp_path, MANIFEST, rank=5).written_ids == {"a", "b", "c"}
+    with FeatureStoreWriter(tmp_path, MANIFEST, rank=5) as other, pytest.raises(DataError, match="already"):
+        other.add(make_sample("c"))
 
 
 def test_bfloat16_states_come_back_as_they_were(tmp_path: Path) -> None:
@@ -226,9 +231,9 @@ def test_a_full_disk_loses_nothing_indexed(tmp_path: Path) -> None:
     before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))  # a larger file fails to be written, as on a full disk
     try:
-        writer.add(make_sample("large", length=300))
         with pytest.raises(RunStopped, match="make room"):
-            writer.close()
+            writer.add(make_sample("large", length=300))
+        writer.close()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
         signal.signal(signal.SIGXFSZ, before)
@@ -239,31 +244,108 @@ def test_a_full_disk_loses_nothing_indexed(tmp_path: Path) -> None:
     assert FeatureStore(tmp_path).ids == ["a", "large"]
 
 
+def test_a_shard_of_many_parts_is_like_one_of_one_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [f"{number:03d}" for number in range(100)]
+    write(tmp_path / "whole", names)
+    monkeypatch.setattr(writer_module, "_BYTES_AT_ONCE", 3000)  # two samples
+    write(tmp_path / "parts", names, max_shard_bytes=40_000)
+    for shard in (tmp_path / "parts").glob("*.safetensors"):
+        named = load_file(shard)  # by the library alone
+        assert {tensor.data_ptr() % tensor.element_size() for tensor in named.values()} == {0}
+    for one, other in zip(FeatureStore(tmp_path / "whole"), FeatureStore(tmp_path / "parts"), strict=True):
+        assert_same(one, other)
+    assert check_store(tmp_path / "parts").ok
+    sizes = [file.stat().st_size for file in (tmp_path / "parts").glob("*.safetensors")]
+    assert len(sizes) > 2
+    assert max(sizes) <= 42_000
+
+
+def test_a_shard_ends_when_its_header_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writer_module, "_BYTES_AT_ONCE", 3000)
+    monkeypatch.setattr(writer_module, "_MOST_HEADER_BYTES", 12_000)
+    names = [f"{number:03d}" for number in range(100)]
+    write(tmp_path, names)
+    assert FeatureStore(tmp_path).ids == names
+    headers = [int.from_bytes(file.read_bytes()[:8], "little") for file in tmp_path.glob("*.safetensors")]
+    assert len(headers) > 2
+    assert max(headers) <= 12_000
+
+
 KILLED_WRITER = """
-import sys
+import os, signal, sys
 from pathlib import Path
 from tests.hidden_states.test_store import MANIFEST, make_sample
+from eagle3_kimi.hidden_states import shards, writer
 from eagle3_kimi.hidden_states.store import FeatureStoreWriter
-writer = FeatureStoreWriter(Path(sys.argv[1]), MANIFEST, max_shard_bytes=1)
+writer._BYTES_AT_ONCE = 2000
+if sys.argv[2] == "in_index":  # while a digest is computed
+    shards.file_digest = lambda _: os.kill(os.getpid(), signal.SIGKILL)
+store = FeatureStoreWriter(Path(sys.argv[1]), MANIFEST, max_shard_bytes=int(sys.argv[3]))
 for number in range(100000):
-    writer.add(make_sample(f"{number:06d}"))
+    store.add(make_sample(f"{number:06d}"))
     print(number, flush=True)
 """
 
 
-def test_a_killed_writer_leaves_whole_shards_only(tmp_path: Path) -> None:
-    arguments = [sys.executable, "-c", KILLED_WRITER, str(tmp_path)]
+def kill_writer(folder: Path, *, when: str, max_shard_bytes: int, after: int = 0) -> int:
+    """Samples that a writer had taken when it was killed."""
+    arguments = [sys.executable, "-c", KILLED_WRITER, str(folder), when, str(max_shard_bytes)]
     process = subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
     assert process.stdout is not None
-    added = 0
+    lines = 0
     for line in process.stdout:
-        added = int(line)
-        if added == 20:
+        lines = int(line) + 1
+        if when == "in_add" and lines == after:
             process.send_signal(signal.SIGKILL)
-            break
     process.stdout.close()
-    process.wait()
+    assert process.wait() == -signal.SIGKILL
+    return lines
+
+
+def test_a_killed_writer_loses_the_shard_it_was_filling(tmp_path: Path) -> None:
+    taken = kill_writer(tmp_path, when="in_add", max_shard_bytes=10_000, after=50)
+    assert check_store(tmp_path).ok
+    recover_store(tmp_path)
     report = check_store(tmp_path)
     assert report.ok
-    assert report.samples >= 19  # at most the shard in the writing thread is lost
+    assert report.leftovers == ()
+    samples_a_shard = max(len(json.loads(file.read_text())["samples"]) for file in tmp_path.glob("features-*.json"))
+    assert 1 < samples_a_shard < 20
+    assert taken - report.samples <= samples_a_shard
+    for sample in FeatureStore(tmp_path):
+        assert_same(sample, make_sample(sample.id))
+
+
+def test_a_shard_whose_digest_was_not_computed_is_not_lost(tmp_path: Path) -> None:
+    kill_writer(tmp_path, when="in_index", max_shard_bytes=10_000)
+    whole = list(tmp_path.glob("features-*.safetensors"))
+    assert whole
+    assert FeatureStore(tmp_path).ids == []
+    recover_store(tmp_path)
+    report = check_store(tmp_path)
+    assert report.ok
+    assert report.leftovers == ()
+    assert report.shards == len(whole)
     assert_same(FeatureStore(tmp_path)[0], make_sample("000000"))
+
+
+def test_what_is_not_whole_gets_no_index(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    write(tmp_path, ["a", "b", "c"], max_shard_bytes=1)
+    torn, changed, twice = (tmp_path / f"features-r00-0000{number}.safetensors" for number in range(3))
+    torn.write_bytes(torn.read_bytes()[:-5])
+    content = bytearray(changed.read_bytes())
+    content[-8:] = b"\xff" * 8  # token ids outside the vocabulary
+    changed.write_bytes(content)
+    for shard in (torn, changed):
+        shard.with_suffix(".json").unlink()
+    shutil.copy(twice, tmp_path / "features-r01-00000.safetensors")
+    recover_store(tmp_path)
+    assert FeatureStore(tmp_path).ids == ["c"]
+    assert changed.name in caplog.text
+
+
+def test_recovery_of_a_folder_that_is_no_store_leaves_it_alone(tmp_path: Path) -> None:
+    (tmp_path / ".mine.tmp").write_text("mine")
+    recover_store(tmp_path)
+    recover_store(tmp_path / "absent")
+    assert (tmp_path / ".mine.tmp").exists()

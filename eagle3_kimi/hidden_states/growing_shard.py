@@ -1,0 +1,118 @@
+"""A shard that is written while it fills: what waits in memory, and what a crash can cost, stays small.
+
+    8 bytes   length of the header
+    header    JSON: dtype, shape and place of every tensor, and the samples' index entries
+    spaces    as many as the room kept for the header has left
+    tensors   as they came
+
+A safetensors header stands in front and names all tensors, so room is kept for it and it is written last; the format
+allows it to end in spaces.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+
+from eagle3_kimi.hidden_states.feature_sample import FeatureSample
+
+_ENTRIES = "samples"
+"""Key in the header's metadata."""
+
+_TENSOR_BYTES = 128
+"""Of the header for one tensor, beside its name: more than dtype, shape and place ever take."""
+
+_ALIGNMENT = 8
+
+
+class GrowingShard:
+    """One shard on its way; nobody sees it before `finish`.
+
+    Args:
+        file: its name once it is finished.
+        header_bytes: room for the header; at least the `header_bytes` of all samples that will come.
+    """
+
+    def __init__(self, file: Path, *, header_bytes: int) -> None:
+        self.file, self.header_bytes = file, -(-header_bytes // _ALIGNMENT) * _ALIGNMENT
+        self.entries: list[dict[str, Any]] = []
+        """The samples' index entries."""
+        self._temporary = file.with_name(f".{file.name}.tmp")
+        self._handle: io.FileIO | None = None
+        self._tensors: dict[str, dict[str, Any]] = {}
+        self._size = 0
+
+    def append(self, samples: Sequence[FeatureSample]) -> None:
+        """Writes samples, and waits until the disk has them.
+
+        Raises:
+            OSError: it has no room.
+        """
+        tensors = {f"{s.id}/{name}": t.contiguous() for s in samples for name, t in s.to_tensors().items()}
+        if surplus := sum(tensor.nbytes for tensor in tensors.values()) % _ALIGNMENT:
+            tensors[f"padding/{self._size}"] = torch.zeros(_ALIGNMENT - surplus, dtype=torch.uint8)
+        content = memoryview(save(tensors))
+        start = 8 + int.from_bytes(content[:8], "little")
+        for name, tensor in json.loads(bytes(content[8:start])).items():
+            tensor["data_offsets"] = [self._size + offset for offset in tensor["data_offsets"]]
+            self._tensors[name] = tensor
+        if self._handle is None:
+            self._handle = self._temporary.open("wb", buffering=0)
+            self._handle.seek(8 + self.header_bytes)
+        self._write(self._handle, content[start:])
+        os.fdatasync(self._handle.fileno())
+        self._size += len(content) - start
+        self.entries += [sample.index_entry() for sample in samples]
+
+    def finish(self) -> None:
+        """Writes the header and gives the shard its name.
+
+        Raises:
+            OSError: the disk has no room.
+        """
+        assert self._handle is not None  # something was appended
+        metadata = {_ENTRIES: json.dumps(self.entries)}
+        header = json.dumps({"__metadata__": metadata, **self._tensors}, separators=(",", ":")).encode()
+        if len(header) > self.header_bytes:
+            raise ValueError(f"{self.file}: the header has {len(header)} bytes, room was kept for {self.header_bytes}")
+        self._handle.seek(0)
+        self._write(self._handle, self.header_bytes.to_bytes(8, "little") + header.ljust(self.header_bytes))
+        os.fsync(self._handle.fileno())
+        self._handle.close()
+        os.replace(self._temporary, self.file)
+
+    def discard(self) -> None:
+        """Leaves nothing of an unfinished shard."""
+        if self._handle is not None:
+            self._handle.close()
+        self._temporary.unlink(missing_ok=True)
+
+    @staticmethod
+    def _write(handle: io.FileIO, content: bytes | memoryview) -> None:
+        view = memoryview(content)
+        while view:  # a disk that is nearly full takes a part
+            view = view[handle.write(view) :]
+
+
+def count_header_bytes(sample: FeatureSample) -> int:
+    """Bytes of a header that a sample may take, at most."""
+    entry = len(json.dumps(json.dumps(sample.index_entry())))
+    return entry + sum(len(f"{sample.id}/{name}") + _TENSOR_BYTES for name in sample.to_tensors())
+
+
+def read_entries(shard: Path) -> list[dict[str, Any]] | None:
+    """Index entries of a shard's samples from its own header; None where it has none or cannot be read."""
+    try:
+        with safe_open(shard, framework="pt") as handle:
+            metadata = handle.metadata() or {}
+    except (SafetensorError, OSError):
+        return None
+    return json.loads(metadata[_ENTRIES]) if _ENTRIES in metadata else None
