@@ -20,9 +20,20 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
 
 from eagle3_kimi.hidden_states.feature_sample import FeatureSample
+from eagle3_kimi.hidden_states.quantize import CODE_DTYPE
+
+_DTYPES = {
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.uint8: "U8",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    CODE_DTYPE: "F8_E4M3",
+}
+"""What a sample's tensors are, as safetensors calls it."""
 
 _ENTRIES = "samples"
 """Key in the header's metadata."""
@@ -56,20 +67,20 @@ class GrowingShard:
         Raises:
             OSError: it has no room.
         """
-        tensors = {f"{s.id}/{name}": t.contiguous() for s in samples for name, t in s.to_tensors().items()}
+        tensors = {f"{sample.id}/{name}": tensor for sample in samples for name, tensor in sample.to_tensors().items()}
         if surplus := sum(tensor.nbytes for tensor in tensors.values()) % _ALIGNMENT:
             tensors[f"padding/{self._size}"] = torch.zeros(_ALIGNMENT - surplus, dtype=torch.uint8)
-        content = memoryview(save(tensors))
-        start = 8 + int.from_bytes(content[:8], "little")
-        for name, tensor in json.loads(bytes(content[8:start])).items():
-            tensor["data_offsets"] = [self._size + offset for offset in tensor["data_offsets"]]
-            self._tensors[name] = tensor
         if self._handle is None:
             self._handle = self._temporary.open("wb", buffering=0)
             self._handle.seek(8 + self.header_bytes)
-        self._write(self._handle, content[start:])
+        # the widest dtype first, so that each starts at a multiple of its width
+        for name, tensor in sorted(tensors.items(), key=lambda item: item[1].itemsize, reverse=True):
+            place = [self._size, self._size + tensor.nbytes]
+            shape = list(tensor.shape)
+            self._tensors[name] = {"dtype": _DTYPES[tensor.dtype], "shape": shape, "data_offsets": place}
+            self._write(self._handle, tensor.contiguous().flatten().view(torch.uint8).numpy().data)
+            self._size = place[1]
         os.fdatasync(self._handle.fileno())
-        self._size += len(content) - start
         self.entries += [sample.index_entry() for sample in samples]
 
     def finish(self) -> None:
@@ -105,7 +116,8 @@ class GrowingShard:
 def count_header_bytes(sample: FeatureSample) -> int:
     """Bytes of a header that a sample may take, at most."""
     entry = len(json.dumps(json.dumps(sample.index_entry())))
-    return entry + sum(len(f"{sample.id}/{name}") + _TENSOR_BYTES for name in sample.to_tensors())
+    names = (*sample.to_tensors(), "padding")
+    return entry + sum(len(f"{sample.id}/{name}") + _TENSOR_BYTES for name in names)
 
 
 def read_entries(shard: Path) -> list[dict[str, Any]] | None:
