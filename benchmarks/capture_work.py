@@ -135,7 +135,6 @@ def open_extraction(work: Work, rows: list[dict[str, Any]], samples: Path, **opt
     capture = CaptureOptions(
         aux_layer_ids=work.aux_layer_ids,
         dtype="float32",
-        max_shard_bytes=16 << 20,
         contract_samples=1,
         max_batched_tokens=STEP_TOKENS,
         **options,

@@ -15,11 +15,13 @@ import io
 import json
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
+from torch import Tensor
 
 from eagle3_kimi.hidden_states.feature_sample import FeatureSample
 from eagle3_kimi.hidden_states.quantize import CODE_DTYPE
@@ -44,12 +46,36 @@ _TENSOR_BYTES = 128
 _ALIGNMENT = 8
 
 
+@dataclass(frozen=True, kw_only=True)
+class ShardSample:
+    """What a shard keeps of a sample."""
+
+    entry: dict[str, Any]
+    """Its index entry."""
+    tensors: dict[str, Tensor]
+    """By their names in the shard."""
+    header_bytes: int
+    """Bytes of the header that it may take, at most."""
+    bytes: int
+    """Of its tensors and of those in the header."""
+
+    @classmethod
+    def of(cls, sample: FeatureSample) -> ShardSample:
+        """What to keep of `sample`."""
+        entry = sample.index_entry()
+        tensors = {f"{sample.id}/{name}": tensor for name, tensor in sample.to_tensors().items()}
+        named = sum(map(len, tensors)) + (len(tensors) + 1) * _TENSOR_BYTES  # one more: padding
+        header_bytes = named + len(json.dumps(json.dumps(entry)))
+        size = header_bytes + sum(tensor.nbytes for tensor in tensors.values())
+        return cls(entry=entry, tensors=tensors, header_bytes=header_bytes, bytes=size)
+
+
 class GrowingShard:
     """One shard on its way; nobody sees it before `finish`.
 
     Args:
         file: its name once it is finished.
-        header_bytes: room for the header; at least the `header_bytes` of all samples that will come.
+        header_bytes: room for the header: those of all samples that will come, or more.
     """
 
     def __init__(self, file: Path, *, header_bytes: int) -> None:
@@ -61,13 +87,13 @@ class GrowingShard:
         self._tensors: dict[str, dict[str, Any]] = {}
         self._size = 0
 
-    def append(self, samples: Sequence[FeatureSample]) -> None:
+    def append(self, samples: Sequence[ShardSample]) -> None:
         """Writes samples, and waits until the disk has them.
 
         Raises:
             OSError: it has no room.
         """
-        tensors = {f"{sample.id}/{name}": tensor for sample in samples for name, tensor in sample.to_tensors().items()}
+        tensors = {name: tensor for sample in samples for name, tensor in sample.tensors.items()}
         if surplus := sum(tensor.nbytes for tensor in tensors.values()) % _ALIGNMENT:
             tensors[f"padding/{self._size}"] = torch.zeros(_ALIGNMENT - surplus, dtype=torch.uint8)
         if self._handle is None:
@@ -81,7 +107,7 @@ class GrowingShard:
             self._write(self._handle, tensor.contiguous().flatten().view(torch.uint8).numpy().data)
             self._size = place[1]
         os.fdatasync(self._handle.fileno())
-        self.entries += [sample.index_entry() for sample in samples]
+        self.entries += [sample.entry for sample in samples]
 
     def finish(self) -> None:
         """Writes the header and gives the shard its name.
@@ -111,13 +137,6 @@ class GrowingShard:
         view = memoryview(content)
         while view:  # a disk that is nearly full takes a part
             view = view[handle.write(view) :]
-
-
-def count_header_bytes(sample: FeatureSample) -> int:
-    """Bytes of a header that a sample may take, at most."""
-    entry = len(json.dumps(json.dumps(sample.index_entry())))
-    names = (*sample.to_tensors(), "padding")
-    return entry + sum(len(f"{sample.id}/{name}") + _TENSOR_BYTES for name in names)
 
 
 def read_entries(shard: Path) -> list[dict[str, Any]] | None:

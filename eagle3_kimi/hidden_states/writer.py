@@ -10,7 +10,7 @@ from types import TracebackType
 
 from eagle3_kimi.errors import DataError, RunStopped
 from eagle3_kimi.hidden_states.feature_sample import FeatureSample
-from eagle3_kimi.hidden_states.growing_shard import GrowingShard, count_header_bytes
+from eagle3_kimi.hidden_states.growing_shard import GrowingShard, ShardSample
 from eagle3_kimi.hidden_states.manifest import MANIFEST_NAME, StoreManifest
 from eagle3_kimi.hidden_states.shards import index_files, index_shard, read_token_digests
 
@@ -45,7 +45,7 @@ class FeatureStoreWriter:
         self._writing: Future[None] | None = None
         self._indexing: Future[None] | None = None
         self._shard: GrowingShard | None = None
-        self._waiting: list[FeatureSample] = []
+        self._waiting: list[ShardSample] = []
         self._waiting_bytes = self._shard_bytes = self._header_bytes = 0
 
     def add(self, sample: FeatureSample, *, checked: bool = False) -> None:
@@ -64,14 +64,13 @@ class FeatureStoreWriter:
         if sample.id in self._seen:
             raise DataError(f"sample {sample.id} is already in the store {self.path}")
         self._seen.add(sample.id)
-        header_bytes = count_header_bytes(sample)
-        if self._shard is not None and self._header_bytes + header_bytes > self._shard.header_bytes:
+        kept = ShardSample.of(sample)
+        if self._shard is not None and self._header_bytes + kept.header_bytes > self._shard.header_bytes:
             self._finish_shard()
-        size = header_bytes + sum(tensor.nbytes for tensor in sample.to_tensors().values())
-        self._waiting.append(sample)
-        self._waiting_bytes += size
-        self._shard_bytes += size
-        self._header_bytes += header_bytes
+        self._waiting.append(kept)
+        self._waiting_bytes += kept.bytes
+        self._shard_bytes += kept.bytes
+        self._header_bytes += kept.header_bytes
         if self._shard_bytes >= self.max_shard_bytes:
             self._finish_shard()
         elif self._waiting_bytes >= _BYTES_AT_ONCE:
