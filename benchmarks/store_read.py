@@ -1,9 +1,10 @@
-"""How fast a feature store is read, beside copying the same bytes.
+"""How fast a feature store is written, in how much memory, and how fast it is read, beside copying the same bytes.
 
     python benchmarks/store_read.py [--megabytes 400] [--rounds 7] [--folder DIR]
 
-Writes stores of Kimi-K2.5's sizes in the default format and in bf16 with final states, samples of 2,000 tokens. Then,
-in turns, in one process, one thread, from the page cache:
+Writes stores of Kimi-K2.5's sizes in the default format and in bf16 with final states, samples of 2,000 tokens, as fast
+as it can, indexes and digests included, in a process of its own whose peak memory is shown (torch included). Then, in
+turns, in one process, one thread, from the page cache:
 
     read    samples in random order, packed into batches of two as the trainer packs them
     copy    the shards' bytes through a memory map into new memory, in pieces of a batch's size
@@ -16,11 +17,13 @@ from __future__ import annotations
 
 import argparse
 import mmap
+import multiprocessing
 import random
 import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import torch
@@ -63,8 +66,12 @@ def build_sample(store_format: FeatureFormat) -> FeatureSample:
     )
 
 
-def write_store(folder: Path, store_format: FeatureFormat, megabytes: float) -> FeatureStore:
-    """Samples of random values, all equal (a shard refuses tensors that share memory, hence the copies)."""
+def write_store(folder: Path, store_format: FeatureFormat, megabytes: float) -> tuple[float, float]:
+    """Samples of random values, all equal (but copies: what waits to be written takes memory).
+
+    Returns:
+        Seconds, and this process's peak memory in MB.
+    """
     manifest = StoreManifest(
         target="moonshotai/Kimi-K2.5", target_revision="random", hidden_size=HIDDEN, num_layers=61, vocab_size=VOCAB,
         aux_layer_ids=AUX, dtype="bfloat16", format=store_format, dataset_fingerprint="random", protocol="kimi-k2.5",
@@ -72,11 +79,14 @@ def write_store(folder: Path, store_format: FeatureFormat, megabytes: float) -> 
     tensors = build_sample(store_format).to_tensors()
     size = sum(tensor.nbytes for tensor in tensors.values())
     entry = {"split": "train", "num_prompt_tokens": PROMPT, "spans": []}
-    with FeatureStoreWriter(folder, manifest, max_shard_bytes=128 << 20) as writer:
+    begun = time.perf_counter()
+    with FeatureStoreWriter(folder, manifest) as writer:
         for index in range(max(2, round(megabytes * 1e6 / size))):
             copies = {name: tensor.clone() for name, tensor in tensors.items()}
-            writer.add(FeatureSample.from_tensors({**entry, "id": f"sample-{index:04d}"}, copies))
-    return FeatureStore(folder)
+            writer.add(FeatureSample.from_tensors({**entry, "id": f"sample-{index:04d}"}, copies), checked=True)
+    seconds = time.perf_counter() - begun
+    status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    return seconds, int(status["VmHWM"].split()[0]) * 1024 / 1e6  # getrusage's would include the parent's
 
 
 def read(store: FeatureStore, order: list[int]) -> None:
@@ -103,8 +113,11 @@ def timed(function: Callable[[], None]) -> float:
     return time.perf_counter() - begun
 
 
-def measure(store: FeatureStore, rounds: int) -> None:
+def measure(folder: Path, store_format: FeatureFormat, megabytes: float, rounds: int) -> None:
     """Prints one format's figures."""
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as process:
+        written, peak = process.submit(write_store, folder, store_format, megabytes).result()
+    store = FeatureStore(folder)
     size = sum(file.stat().st_size for file in store.path.glob("*.safetensors"))
     order = list(range(len(store)))
     random.Random(0).shuffle(order)
@@ -120,8 +133,9 @@ def measure(store: FeatureStore, rounds: int) -> None:
     counted = bytes_per_token({"hidden_size": HIDDEN, "vocab_size": VOCAB}, store.manifest.format, 1 - PROMPT / TOKENS)
     rate = {name: size / statistics.median(times) / 1e9 for name, times in (("read", reads), ("copy", copies))}
     print(
-        f"{store.manifest.format}: {size / 1e6:.0f} MB, {size / sum(store.lengths):.0f} bytes a token "
+        f"{store_format}: {size / 1e6:.0f} MB, {size / sum(store.lengths):.0f} bytes a token "
         f"({counted:.0f} on paper)\n"
+        f"  written at {size / written / 1e9:.2f} GB/s, peak memory {peak:.0f} MB\n"
         f"  read {rate['read']:.2f} GB/s, copy {rate['copy']:.2f} GB/s, ratio {statistics.median(ratios):.2f} "
         f"(rounds {min(ratios):.2f} to {max(ratios):.2f}); a sample is found in {opened / len(store) * 1e3:.2f} ms"
     )
@@ -137,7 +151,7 @@ def main() -> None:
     torch.set_num_threads(1)
     for store_format in FORMATS:
         with tempfile.TemporaryDirectory(dir=options.folder) as folder:
-            measure(write_store(Path(folder), store_format, options.megabytes), options.rounds)
+            measure(Path(folder), store_format, options.megabytes, options.rounds)
 
 
 if __name__ == "__main__":
