@@ -29,9 +29,12 @@ def recover_store(path: Path) -> None:
         return
     for file in path.glob(".*.tmp"):
         file.unlink()
+    unindexed = [file for file in path.glob("features-r*.safetensors") if not file.with_suffix(".json").exists()]
+    if not unindexed:
+        return
     manifest, known = StoreManifest.load(path), set(read_token_digests(path))
-    for shard in sorted(path.glob("features-r*.safetensors")):
-        entries = None if shard.with_suffix(".json").exists() else read_entries(shard)
+    for shard in sorted(unindexed):
+        entries = read_entries(shard)
         if entries is None or not known.isdisjoint(entry["id"] for entry in entries):
             continue
         fault = find_fault(shard, entries, manifest)
