@@ -6,6 +6,7 @@ import os
 import statistics
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -33,7 +34,7 @@ from eagle3_kimi.tiny.problems import generate_problems
 
 Result = TypeVar("Result")
 
-MAX_MODEL_LEN = 512
+MAX_MODEL_LEN = 1024
 STEP_TOKENS = 2048
 """Of a forward pass of extraction, so that a few hundred short answers take several of them."""
 QUESTIONS = (
@@ -85,15 +86,20 @@ class Meter:
         return Cost(seconds=seconds, own_cpu_seconds=own, peak_mb=self._peak / 1e6)
 
 
-def make_work(name: str, num_prompts: int, folder: Path) -> Work:
-    """The tiny target's own problems; questions in the chat format for any other target."""
+def make_work(name: str, num_prompts: int, folder: Path, *, turns: int = 1) -> Work:
+    """The tiny target's own problems; questions in the chat format for any other target.
+
+    With more than one turn, the prompt is a conversation: earlier problems and their answers stand before the last one.
+    """
     if name == "tiny":
         target = resolve_target("tiny")
         tokenizer = target.load_tokenizer()
-        problems = generate_problems(num_prompts, seed=7, kinds=("reverse", "sort"))
+        problems = generate_problems(num_prompts * turns, seed=7, kinds=("reverse", "sort"))
+        turn_messages = ((*problem.messages, _say("assistant", problem.answer)) for problem in problems)
+        conversations = (list(chain(*islice(turn_messages, turns)))[:-1] for _ in range(num_prompts))
         return Work(
             target=target,
-            prompts=[render_prompt(tokenizer, problem.messages, preset="tiny-kimi") for problem in problems],
+            prompts=[render_prompt(tokenizer, messages, preset="tiny-kimi") for messages in conversations],
             stop_token_ids=target.load_protocol(tokenizer).markers.stop_token_ids,
             sampling=SamplingOptions(temperature=0.0, max_tokens=200),
             aux_layer_ids=(1, 2, 3),
@@ -104,18 +110,28 @@ def make_work(name: str, num_prompts: int, folder: Path) -> Work:
     target = resolve_target(name)
     tokenizer = target.load_tokenizer()
     texts = [QUESTIONS[n % len(QUESTIONS)].format(a=n // 4 + 2, b=7 * n % 90 + 3) for n in range(num_prompts)]
+    conversations = (
+        [*chain(*(_sum(n + 2, turn + 3) for turn in range(turns - 1))), _say("user", text)]
+        for n, text in enumerate(texts)
+    )
     return Work(
         target=target,
         prompts=[
-            tokenizer.apply_chat_template(
-                [{"role": "user", "content": text}], add_generation_prompt=True, return_dict=False
-            )
-            for text in texts
+            tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+            for messages in conversations
         ],
         stop_token_ids=(tokenizer.eos_token_id,),
         sampling=SamplingOptions(temperature=0.0, max_tokens=128),
         aux_layer_ids=default_aux_layer_ids(target.num_layers),
     )
+
+
+def _sum(a: int, b: int) -> list[dict[str, str]]:
+    return [_say("user", QUESTIONS[0].format(a=a, b=b)), _say("assistant", f"{a} plus {b} is {a + b}.")]
+
+
+def _say(role: str, text: str) -> dict[str, str]:
+    return {"role": role, "content": text}
 
 
 def row_of(name: str, prompt_token_ids: list[int], output_token_ids: list[int]) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """What extraction costs beside prefill alone: tokens a second of both, and the memory of the process that writes.
 
-    python benchmarks/extraction.py [--target tiny|smollm2|FOLDER] [--samples 600] [--repeats 5]
+    python benchmarks/extraction.py [--target tiny|smollm2|FOLDER] [--samples 600] [--turns 1] [--repeats 5]
 
 Two engines with the same arguments stay open, the one of capture and extraction and one without our connector, and take
 turns on the same samples, in the same order:
@@ -123,13 +123,14 @@ def main() -> None:
         "--target", default="tiny", help="tiny, smollm2, or the folder of a target with a chat template"
     )
     parser.add_argument("--samples", type=int, default=600)
+    parser.add_argument("--turns", type=int, default=1, help="of a prompt: more make samples longer")
     parser.add_argument("--repeats", type=int, default=5, help="rounds, after one to warm up")
     parser.add_argument("--aux-dtype", default="fp8")
     parser.add_argument("--targets", default="topk")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        work = make_work(options.target, options.samples, folder)
+        work = make_work(options.target, options.samples, folder, turns=options.turns)
         prefill = Prefill(work)
         rows = prefill.generate_rows()
         extraction = open_extraction(

@@ -1,6 +1,6 @@
 """What hidden states cost: captured while generating, beside generation alone and beside generation and extraction.
 
-    python benchmarks/one_pass.py [--target tiny|smollm2|FOLDER] [--prompts 400] [--repeats 3]
+    python benchmarks/one_pass.py [--target tiny|smollm2|FOLDER] [--prompts 400] [--turns 1] [--repeats 3]
 
 Three engines stay open and take turns on the same prompts: vLLM as `generate` runs it without capture, the capturing
 one, and the prefill of an extraction. Capture and extraction write every sample that ended by itself to a fresh store
@@ -138,10 +138,13 @@ def main() -> None:
         "--target", default="tiny", help="tiny, smollm2, or the folder of a target with a chat template"
     )
     parser.add_argument("--prompts", type=int, default=400)
+    parser.add_argument(
+        "--turns", type=int, default=1, help="of a prompt: more make samples longer, and prefill dearer"
+    )
     parser.add_argument("--repeats", type=int, default=3, help="rounds, after one to warm up")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
-        work = make_work(options.target, options.prompts, Path(name))
+        work = make_work(options.target, options.prompts, Path(name), turns=options.turns)
         bench = Bench(work, Path(name))
         try:
             compare(bench, work, options.repeats)

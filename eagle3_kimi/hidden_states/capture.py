@@ -140,12 +140,14 @@ class VllmSource:
         """Keeps the engine filled up to `max_tokens_in_flight` and yields states as they arrive.
 
         What is added and when depends on the engine's own outputs only, so all ranks of a
-        tensor-parallel group, each driving its own scheduler, take the same steps.
+        tensor-parallel group, each driving its own scheduler, take the same steps. States are handed over when the
+        engine has its next requests: what is done with them then runs beside its next step.
         """
         waiting = iter(requests)
         upcoming = next(waiting, None)
         lengths: dict[str, int] = {}
         in_flight, not_arrived = 0, 0
+        arrived: list[CapturedStates] = []
         while upcoming is not None or not_arrived:
             while upcoming is not None and (
                 not in_flight or in_flight + len(upcoming.token_ids) <= self._max_tokens_in_flight
@@ -154,10 +156,12 @@ class VllmSource:
                 lengths[upcoming.id] = len(upcoming.token_ids)
                 in_flight, not_arrived = in_flight + len(upcoming.token_ids), not_arrived + 1
                 upcoming = next(waiting, None)
+            yield from arrived
             self._engine.step()
-            for states in self._sink.take():
-                in_flight, not_arrived = in_flight - lengths.pop(states.id), not_arrived - 1
-                yield states
+            arrived = self._sink.take()
+            in_flight -= sum(lengths.pop(states.id) for states in arrived)
+            not_arrived -= len(arrived)
+        yield from arrived
 
     def _add(self, request: CaptureRequest) -> None:
         from vllm import SamplingParams

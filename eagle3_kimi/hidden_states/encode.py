@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from eagle3_kimi.errors import DataError
 from eagle3_kimi.hidden_states.contract import ANCHOR_LAYER_ID, ContractSample
-from eagle3_kimi.hidden_states.feature_sample import FeatureSample
+from eagle3_kimi.hidden_states.feature_sample import FeatureSample, find_bad_values
 from eagle3_kimi.hidden_states.finite import is_finite
 from eagle3_kimi.hidden_states.manifest import StoreManifest
 from eagle3_kimi.hidden_states.quantize import QuantizedStates, quantize
 from eagle3_kimi.hidden_states.samples import Sample
 from eagle3_kimi.hidden_states.sink import CapturedStates
-from eagle3_kimi.hidden_states.tensor_rows import split_rows
+from eagle3_kimi.hidden_states.tensor_rows import TensorRows, split_rows
 from eagle3_kimi.hidden_states.topk import TopTargets
 
 Captured = tuple[Sample, CapturedStates]
@@ -59,16 +59,27 @@ class FeatureEncoder:
     def encode(self, captured: Sequence[Captured]) -> list[Encoded]:
         """Each sample with its features, or with the error that says why it is not fit for the store; in order.
 
-        All are encoded together: over short samples most of the time would go into starting each small operation.
+        All are encoded and looked at together: over short samples most of the time would go into starting each small
+        operation.
         """
         with torch.cuda.stream(self._stream):
             on_device = [(sample, self._to_device(states)) for sample, states in captured]
-            faults = [find_fault(*one) for one in on_device]
+            faults = _find_faults(on_device)
             good = [states for (_, states), fault in zip(on_device, faults, strict=True) if fault is None]
-            aux = iter(self._aux(good))
-            targets = self._targets([self._final(*one) for one in on_device])
+            aux = self._aux(good)
+            finals = [self._final(*one) for one in on_device]
+            top, final, argmax = self._targets(finals)
+            token_ids = torch.cat([sample.token_ids for sample, _ in captured])
+            bad = any(faults) or find_bad_values(
+                {"token_ids": token_ids, **_named(aux), **_named(top), **_named(final), "argmax": argmax},
+                self._manifest.vocab_size,
+            )
+            check = FeatureSample.check if bad else FeatureSample.check_layout
+            aux_parts = iter(_split(aux, [len(states.token_ids) for states in good]))
+            lengths = [len(one) for one in finals]
+            targets = zip(*(_split(rows, lengths) for rows in (top, final, argmax)), strict=True)
             return [
-                (fault or self._checked(one[0], next(aux), *target), one)
+                (fault or self._checked(check, one[0], next(aux_parts), *target), one)
                 for one, fault, target in zip(captured, faults, targets, strict=True)
             ]
 
@@ -78,15 +89,14 @@ class FeatureEncoder:
             id=sample.id,
             token_ids=sample.token_ids,
             num_prompt_tokens=sample.num_prompt_tokens,
-            anchor=self._layers(states, (ANCHOR_LAYER_ID,)),
-            final=self._layers(states, (self._manifest.num_layers,)),
+            anchor=self._columns(_states_of(states), (ANCHOR_LAYER_ID,)),
+            final=self._columns(_states_of(states), (self._manifest.num_layers,)),
         )
 
-    def _layers(self, states: CapturedStates, layer_ids: tuple[int, ...]) -> Tensor:
+    def _columns(self, states: Tensor, layer_ids: tuple[int, ...]) -> Tensor:
         """[S-1, len(layer_ids) * H] of the captured [S-1, L, H]."""
-        assert states.hidden_states is not None  # only the first rank of a group encodes
         columns = [self._layer_ids.index(layer_id) for layer_id in layer_ids]
-        return states.hidden_states[:, columns].flatten(1)
+        return states[:, columns].flatten(1)
 
     def _to_device(self, states: CapturedStates) -> CapturedStates:
         if states.hidden_states is None:
@@ -100,6 +110,7 @@ class FeatureEncoder:
 
     def _checked(
         self,
+        check: Callable[[FeatureSample, StoreManifest], None],
         sample: Sample,
         aux: Tensor | QuantizedStates,
         top: TopTargets | None,
@@ -118,38 +129,52 @@ class FeatureEncoder:
             target_argmax=argmax,
         )
         try:
-            features.check(self._manifest)
+            check(features, self._manifest)
         except DataError as error:
             return error
         return features
 
-    def _aux(self, captured: list[CapturedStates]) -> Sequence[Tensor | QuantizedStates]:
+    def _aux(self, captured: list[CapturedStates]) -> Tensor | QuantizedStates | None:
+        """Rows of all, one after the other."""
         if not captured:
-            return ()
-        states = torch.cat([self._layers(one, self._manifest.aux_layer_ids) for one in captured])
-        lengths = [len(one.token_ids) for one in captured]
+            return None
+        states = self._columns(_cat([_states_of(one) for one in captured]), self._manifest.aux_layer_ids)
         if self._manifest.format.aux_dtype != "fp8":
-            return split_rows(states.to(self._state_dtype).cpu(), lengths)
+            return states.to(self._state_dtype).cpu()
         return quantize(
             states,
             num_layers=len(self._manifest.aux_layer_ids),
             num_outliers=self._manifest.format.num_outliers,
             device=self._head.device,
-        ).split(lengths)
+        )
 
-    def _targets(self, finals: list[Tensor]) -> Iterator[tuple[TopTargets | None, Tensor | None, Tensor]]:
+    def _targets(self, finals: list[Tensor]) -> tuple[TopTargets | None, Tensor | None, Tensor]:
         """What is kept of the final states: their most likely tokens or themselves, and the target's choice.
 
         Of all samples, good or bad: other ranks may compute their share of them at the same time.
         """
-        final, lengths = torch.cat(finals), [len(one) for one in finals]
+        final = _cat(finals)
         if self._manifest.format.targets == "state":
-            stored, choices = final.to(self._state_dtype).cpu(), self._head.argmax(final)
-            for one, argmax in zip(split_rows(stored, lengths), split_rows(choices, lengths), strict=True):
-                yield None, one, argmax
-        else:
-            for top in self._head.find_top(final, self._manifest.format.top_k).split(lengths):
-                yield top, None, top.choice.to(torch.int64)
+            return None, final.to(self._state_dtype).cpu(), self._head.argmax(final)
+        top = self._head.find_top(final, self._manifest.format.top_k)
+        return top, None, top.choice.to(torch.int64)
+
+
+def _cat(parts: list[Tensor]) -> Tensor:
+    """All rows; a long sample, which is alone, is not copied."""
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def _named(rows: TensorRows | Tensor | None) -> dict[str, Tensor]:
+    if rows is None:
+        return {}
+    return {"states": rows} if isinstance(rows, Tensor) else rows.tensors()
+
+
+def _split(rows: TensorRows | Tensor | None, lengths: Sequence[int]) -> Sequence[Any]:
+    if rows is None:
+        return [None] * len(lengths)
+    return split_rows(rows, lengths) if isinstance(rows, Tensor) else rows.split(lengths)
 
 
 def open_stream(device: torch.device) -> torch.cuda.Stream | None:
@@ -163,8 +188,30 @@ def open_stream(device: torch.device) -> torch.cuda.Stream | None:
 
 def supervised_states(sample: Sample, states: CapturedStates) -> Tensor:
     """[S-1-P, H]: the last captured layer where the target's own tokens follow."""
-    assert states.hidden_states is not None
-    return states.hidden_states[sample.num_prompt_tokens :, -1]
+    return _states_of(states)[sample.num_prompt_tokens :, -1]
+
+
+def _states_of(states: CapturedStates) -> Tensor:
+    assert states.hidden_states is not None  # the first rank of a group has them, and faults are found before
+    return states.hidden_states
+
+
+def _find_faults(captured: Sequence[Captured]) -> list[DataError | None]:
+    """`find_fault` of each; one by one only if together they show that there is one."""
+    if len(captured) > 1 and _are_fit(captured):
+        return [None] * len(captured)
+    return [find_fault(*one) for one in captured]
+
+
+def _are_fit(captured: Sequence[Captured]) -> bool:
+    states = [states.hidden_states for _, states in captured if states.hidden_states is not None]
+    expected = [len(sample.token_ids) - 1 for sample, _ in captured]
+    if expected != [len(one) for one in states] or expected != [len(states.token_ids) for _, states in captured]:
+        return False
+    came = torch.cat([states.token_ids for _, states in captured])
+    return torch.equal(came, torch.cat([sample.token_ids[:-1] for sample, _ in captured])) and is_finite(
+        torch.cat(states)
+    )
 
 
 def find_fault(sample: Sample, states: CapturedStates) -> DataError | None:

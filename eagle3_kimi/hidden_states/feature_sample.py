@@ -48,6 +48,17 @@ class FeatureSample:
         Raises:
             DataError: naming the sample, the field and what was expected.
         """
+        self.check_layout(manifest)
+        ids = {"token_ids": self.token_ids, "target_argmax": self.target_argmax}
+        if fault := find_bad_values({**self.to_tensors(), **ids}, manifest.vocab_size):
+            raise DataError(f"sample {self.id}: {fault}")
+
+    def check_layout(self, manifest: StoreManifest) -> None:
+        """Looks at names, shapes and dtypes alone.
+
+        Raises:
+            DataError: naming the sample, the field and what was expected.
+        """
         length, prompt = len(self.token_ids), self.num_prompt_tokens
         if not 1 <= prompt < length:
             raise DataError(f"sample {self.id}: {prompt} prompt tokens of {length} in all; both parts must be there")
@@ -64,12 +75,6 @@ class FeatureSample:
                 raise DataError(f"sample {self.id}: {name} has shape {came}, {length} tokens need {shape}")
             if tensor.dtype != dtype:
                 raise DataError(f"sample {self.id}: {name} is {tensor.dtype}, the store holds {dtype}")
-            if dtype.is_floating_point and not _holds_numbers(tensor):
-                raise DataError(f"sample {self.id}: {name} holds NaN or infinite values")
-        top_ids = self.top_targets.ids if self.top_targets is not None else self.target_argmax
-        for name, ids in (("token_ids", self.token_ids), ("target_argmax", self.target_argmax), ("top_ids", top_ids)):
-            if ids.numel() and not (int(ids.min()) >= 0 and int(ids.max()) < manifest.vocab_size):
-                raise DataError(f"sample {self.id}: {name} leaves the target's vocabulary of {manifest.vocab_size}")
 
     def to_tensors(self) -> dict[str, Tensor]:
         """Name in the shard -> tensor."""
@@ -146,6 +151,22 @@ def tensor_layout(manifest: StoreManifest, length: int, prompt: int) -> dict[str
         layout["final_hidden_states"] = (supervised, hidden), state_dtype
         layout["target_argmax"] = (supervised,), torch.int32
     return layout
+
+
+def find_bad_values(tensors: Mapping[str, Tensor], vocab_size: int) -> str:
+    """What is wrong with the values of one sample's tensors, or of many samples' together; empty if they are good.
+
+    Integers of 32 and 64 bits are token ids.
+    """
+    for name, tensor in tensors.items():
+        if tensor.dtype.is_floating_point:
+            if not _holds_numbers(tensor):
+                return f"{name} holds NaN or infinite values"
+        elif tensor.dtype in (torch.int32, torch.int64) and tensor.numel():
+            lowest, highest = tensor.aminmax()
+            if not 0 <= int(lowest) <= int(highest) < vocab_size:
+                return f"{name} leaves the target's vocabulary of {vocab_size}"
+    return ""
 
 
 def _holds_numbers(tensor: Tensor) -> bool:

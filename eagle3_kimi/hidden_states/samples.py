@@ -8,6 +8,7 @@ from itertools import cycle
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -72,6 +73,9 @@ class SampleReader:
                     f"{path}, split {name}, row {row}: token_exact is false: its ids are text tokenised again, "
                     "not what the target produced. Generate those samples again, or filter them out."
                 )
+        self._rows = {
+            name: split.with_format("arrow", columns=list(_COLUMNS[1:])) for name, split in self._splits.items()
+        }
         if not any(len(split) for split in self._splits.values()):
             raise DataError(f"{path} holds no samples in the splits {', '.join(_SPLITS)}; found {list(dataset)}")
         self.refs = [ref for name in self._splits for ref in self._read_refs(name)]
@@ -88,14 +92,15 @@ class SampleReader:
 
     def read(self, ref: SampleRef) -> Sample:
         """The sample's ids and spans."""
-        row = self._splits[ref.split][ref.row]
-        prompt, output = row["prompt_token_ids"], row["output_token_ids"]
+        row = self._rows[ref.split][ref.row]
+        prompt, output = (row[column].combine_chunks().flatten() for column in _COLUMNS[1:3])
+        token_ids = np.concatenate([prompt.to_numpy(), output.to_numpy()], dtype=np.int64)
         return Sample(
             id=ref.id,
             split=ref.split,
-            token_ids=torch.tensor([*prompt, *output], dtype=torch.int64),
+            token_ids=torch.from_numpy(token_ids),
             num_prompt_tokens=len(prompt),
-            spans=tuple(Span(SpanKind(s["kind"]), s["start"], s["end"]) for s in row["spans"]),
+            spans=tuple(Span(SpanKind(s["kind"]), s["start"], s["end"]) for s in row["spans"][0].as_py()),
         )
 
     def provenance(self, key: str) -> Any:

@@ -99,9 +99,9 @@ def find_fault(shard: Path, entries: Sequence[Mapping[str, Any]], manifest: Stor
                 sample = FeatureSample.from_tensors(entry, tensors)
                 sample.check(manifest)
                 if sample.index_entry() != entry:
-                    return f"holds something else of {sample.id} than its index says"
+                    return f"holds something else of {sample.id} than is written of it"
     except (SafetensorError, DataError) as error:
-        return f"is not what its index says: {error}"
+        return f"does not hold what is written of it: {error}"
     return None
 
 
