@@ -70,10 +70,8 @@ class FeatureEncoder:
             finals = [self._final(*one) for one in on_device]
             top, final, argmax = self._targets(finals)
             token_ids = torch.cat([sample.token_ids for sample, _ in captured])
-            bad = any(faults) or find_bad_values(
-                {"token_ids": token_ids, **_named(aux), **_named(top), **_named(final), "argmax": argmax},
-                self._manifest.vocab_size,
-            )
+            values = [token_ids, argmax, *_tensors_of(aux), *_tensors_of(top), *_tensors_of(final)]
+            bad = any(faults) or find_bad_values(enumerate(values), self._manifest.vocab_size)
             check = FeatureSample.check if bad else FeatureSample.check_layout
             aux_parts = iter(_split(aux, [len(states.token_ids) for states in good]))
             lengths = [len(one) for one in finals]
@@ -165,10 +163,10 @@ def _cat(parts: list[Tensor]) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
-def _named(rows: TensorRows | Tensor | None) -> dict[str, Tensor]:
+def _tensors_of(rows: TensorRows | Tensor | None) -> list[Tensor]:
     if rows is None:
-        return {}
-    return {"states": rows} if isinstance(rows, Tensor) else rows.tensors()
+        return []
+    return [rows] if isinstance(rows, Tensor) else list(rows.tensors().values())
 
 
 def _split(rows: TensorRows | Tensor | None, lengths: Sequence[int]) -> Sequence[Any]:

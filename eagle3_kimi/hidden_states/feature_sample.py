@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,7 +50,7 @@ class FeatureSample:
         """
         self.check_layout(manifest)
         ids = {"token_ids": self.token_ids, "target_argmax": self.target_argmax}
-        if fault := find_bad_values({**self.to_tensors(), **ids}, manifest.vocab_size):
+        if fault := find_bad_values({**self.to_tensors(), **ids}.items(), manifest.vocab_size):
             raise DataError(f"sample {self.id}: {fault}")
 
     def check_layout(self, manifest: StoreManifest) -> None:
@@ -153,12 +153,14 @@ def tensor_layout(manifest: StoreManifest, length: int, prompt: int) -> dict[str
     return layout
 
 
-def find_bad_values(tensors: Mapping[str, Tensor], vocab_size: int) -> str:
+def find_bad_values(named: Iterable[tuple[Any, Tensor]], vocab_size: int) -> str:
     """What is wrong with the values of one sample's tensors, or of many samples' together; empty if they are good.
 
-    Integers of 32 and 64 bits are token ids.
+    Args:
+        named: what to call a tensor, and the tensor; integers of 32 and 64 bits are token ids.
+        vocab_size: the target's.
     """
-    for name, tensor in tensors.items():
+    for name, tensor in named:
         if tensor.dtype.is_floating_point:
             if not _holds_numbers(tensor):
                 return f"{name} holds NaN or infinite values"

@@ -67,12 +67,23 @@ def test_a_bad_one_does_not_touch_its_neighbours(random_target: Target, captured
     good = [features for features, _ in encoder.encode(captured[:3])]
     sample, states = captured[1]
     assert states.hidden_states is not None
+    with_one_nan, other_ids, unknown_id = (
+        states.hidden_states.clone(),
+        states.token_ids.clone(),
+        sample.token_ids.clone(),
+    )
+    with_one_nan[1, 0, 0] = torch.nan
+    other_ids[2] += 1
+    unknown_id[-1] = random_target.vocab_size  # no input, so the engine never sees it
     for bad in (
-        replace(states, hidden_states=states.hidden_states.clone().fill_(torch.inf)),
-        replace(states, hidden_states=states.hidden_states[:-1]),
-        replace(states, hidden_states=None),
+        (sample, replace(states, hidden_states=states.hidden_states.clone().fill_(torch.inf))),
+        (sample, replace(states, hidden_states=with_one_nan)),
+        (sample, replace(states, hidden_states=states.hidden_states[:-1])),
+        (sample, replace(states, hidden_states=None)),
+        (sample, replace(states, token_ids=other_ids)),
+        (replace(sample, token_ids=unknown_id), states),
     ):
-        encoded = encoder.encode([captured[0], (sample, bad), captured[2]])
+        encoded = encoder.encode([captured[0], bad, captured[2]])
         first, fault, last = (what for what, _ in encoded)
         assert isinstance(fault, DataError)
         assert sample.id in str(fault)
@@ -80,6 +91,20 @@ def test_a_bad_one_does_not_touch_its_neighbours(random_target: Target, captured
             assert isinstance(one, FeatureSample)
             assert isinstance(expected, FeatureSample)
             torch.testing.assert_close(one.top_targets.tail_mass, expected.top_targets.tail_mass)
+
+
+def test_what_only_the_format_cannot_hold_is_refused_alone(random_target: Target, captured: list[Captured]) -> None:
+    encoder = open_encoder(random_target, FeatureFormat(aux_dtype="bf16", targets="state"))
+    sample, states = captured[1]
+    assert states.hidden_states is not None
+    large = states.hidden_states.clone()
+    large[0, 1, 0] = torch.finfo(torch.float32).max  # bf16 rounds it to infinity
+    encoded = encoder.encode([captured[0], (sample, replace(states, hidden_states=large)), captured[2]])
+    first, fault, last = (what for what, _ in encoded)
+    assert isinstance(first, FeatureSample)
+    assert isinstance(last, FeatureSample)
+    assert isinstance(fault, DataError)
+    assert f"{sample.id}: aux_hidden_states holds NaN or infinite" in str(fault)
 
 
 def test_the_thread_keeps_the_order_and_bounds_what_waits(random_target: Target, captured: list[Captured]) -> None:
