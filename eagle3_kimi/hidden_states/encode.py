@@ -136,7 +136,7 @@ class FeatureEncoder:
         """Rows of all, one after the other."""
         if not captured:
             return None
-        states = self._columns(_cat([_states_of(one) for one in captured]), self._manifest.aux_layer_ids)
+        states = _cat([self._columns(_states_of(one), self._manifest.aux_layer_ids) for one in captured])
         if self._manifest.format.aux_dtype != "fp8":
             return states.to(self._state_dtype).cpu()
         return quantize(
@@ -207,9 +207,8 @@ def _are_fit(captured: Sequence[Captured]) -> bool:
     if expected != [len(one) for one in states] or expected != [len(states.token_ids) for _, states in captured]:
         return False
     came = torch.cat([states.token_ids for _, states in captured])
-    return torch.equal(came, torch.cat([sample.token_ids[:-1] for sample, _ in captured])) and is_finite(
-        torch.cat(states)
-    )
+    sums = torch.stack([one.sum(dtype=torch.float32) for one in states])  # states are large: they are not copied
+    return torch.equal(came, torch.cat([sample.token_ids[:-1] for sample, _ in captured])) and is_finite(sums)
 
 
 def find_fault(sample: Sample, states: CapturedStates) -> DataError | None:
