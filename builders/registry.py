@@ -27,6 +27,7 @@ BUILDERS = {"kimi_reasoning": "eagle3_kimi.builders.kimi_reasoning"}
 _ROW_DECIDING_MODULES = (
     "protocol.py",
     "markers.py",
+    "repetition.py",
     "schema.py",
     "features.py",
     "chat.py",

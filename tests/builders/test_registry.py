@@ -1,0 +1,14 @@
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import eagle3_kimi
+from eagle3_kimi.builders.registry import _ROW_DECIDING_MODULES
+
+
+def test_what_the_protocol_is_made_of_decides_rows() -> None:
+    source = (Path(eagle3_kimi.__file__).parent / "protocol.py").read_text()
+    imported = set(re.findall(r"^from eagle3_kimi\.(\w+) import", source, re.MULTILINE)) - {"errors"}
+    assert imported >= {"markers"}
+    assert {f"{name}.py" for name in imported} <= set(_ROW_DECIDING_MODULES)
