@@ -3,8 +3,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import eagle3_kimi
 from eagle3_kimi.builders.registry import _ROW_DECIDING_MODULES
+
+import eagle3_kimi
 
 
 def test_what_the_protocol_is_made_of_decides_rows() -> None:
